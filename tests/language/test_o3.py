@@ -26,7 +26,7 @@ from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import train_tokenizer
 from stable_forgetting.language.measure.generation import generate
 from stable_forgetting.language.measure.likelihood import teacher_forced
-from stable_forgetting.language.methods.inference import overlap
+from stable_forgetting.language.methods.gate import overlap
 from stable_forgetting.language.models.backbone import causal_forward
 from stable_forgetting.language.models.build import build_model
 from stable_forgetting.language.models.composite import ForgetRequest, Gated

@@ -32,10 +32,14 @@ from stable_forgetting.common.train.protocols import Telemetry
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.data.augment import TwoViews
 from stable_forgetting.vision.methods.contrast import HeadInputs, nt_xent
-from stable_forgetting.vision.methods.lethevit import MaskedContrast
-from stable_forgetting.vision.methods.novo import ProxyForgetting
+from stable_forgetting.vision.methods.transformer import (
+    KeyedViT,
+    MaskedContrast,
+    ProxyForgetting,
+    patch_attention,
+    patch_mask,
+)
 from stable_forgetting.vision.models.build import build_model
-from stable_forgetting.vision.models.transformer import KeyedViT, patch_attention, patch_mask
 from stable_forgetting.vision.tiny import SIDE, GreyImages, TinyImages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"
