@@ -21,15 +21,13 @@ from stable_forgetting.common.protocol.probe import make_probe
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
-from stable_forgetting.language.data.source import TextSource
-from stable_forgetting.language.data.templates import make_template
-from stable_forgetting.language.data.tokenizers import train_tokenizer
 from stable_forgetting.language.models import families
 from stable_forgetting.language.models.backbone import causal_forward, last_layers
 from stable_forgetting.language.models.build import blank_model, build_model, load_published
 from stable_forgetting.language.models.families import FAMILIES, CausalFamily, family_of
 from stable_forgetting.language.models.sizes import completed, count_targets, linear_layers
 from stable_forgetting.language.scenarios import TextScenarioConfig, make_split
+from tests.language.made import source_of
 
 KINDS = ("gpt_neo", "phi", "llama")
 TINY = {"dim": 16, "depth": 2, "heads": 2, "tokenizer": 400, "context": 128}
@@ -39,8 +37,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 @pytest.fixture(scope="module")
 def source():
     corpus = load_corpus(TextDataConfig.of(authors=3, forget_authors=1, questions=4))
-    tokenizer = train_tokenizer(corpus, 400)
-    return TextSource(corpus, tokenizer, make_template("question_answer", "clean"), max_length=128)
+    return source_of(corpus, 400, max_length=128)
 
 
 def config(kind="gpt_neo", **fields):
