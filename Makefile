@@ -18,7 +18,7 @@ help:
 	@echo "make check     ruff, import-linter and mypy"
 	@echo "make style     format and fix"
 	@echo "make bench     speed of our parts against naive versions and peers"
-	@echo "make theory    the paper's theory, measured (plots)"
+	@echo "make theory    the paper's theory, measured"
 	@echo "make docs      the documentation as a site, in build/docs"
 
 install: $(STAMP)

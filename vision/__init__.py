@@ -14,7 +14,7 @@ BENCHMARKS.register(
 PROBLEMS.register("vision", "stable_forgetting.vision.tiny:TinyImages")
 METHODS.register(
     "lethevit",
-    "stable_forgetting.vision.methods.lethevit:LetheViT",
+    "stable_forgetting.vision.methods.vits:LetheViT",
     summary="contrast with attention-masked forget images, then FT",
 )
 METHODS.register(
@@ -29,7 +29,7 @@ METHODS.register(
 )
 METHODS.register(
     "novo",
-    "stable_forgetting.vision.methods.novo:Novo",
+    "stable_forgetting.vision.methods.vits:Novo",
     summary="own model with class keys; deletes a class's key",
 )
 METHODS.register(

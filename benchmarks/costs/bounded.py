@@ -30,7 +30,7 @@ from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.protocol.sizes import Shape, Sizes, adapter_parameters
-from stable_forgetting.language.models.families import CausalFamily, Published, published_models
+from stable_forgetting.language.models.families import FAMILIES, PUBLISHED, Fields
 from stable_forgetting.language.models.sizes import causal_sizes
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.family import family_of
@@ -161,14 +161,14 @@ def _vit(size: str) -> Model:
     return _model(sizes, family_of(name), "with a head of 10 classes")
 
 
-def _causal(family: CausalFamily, published: Published) -> Model:
-    tied = "embeddings included, the head tied to them"
+def _causal(model_type: str, fields: Fields) -> Model:
+    family, tied = FAMILIES[model_type], "embeddings included, the head tied to them"
     base = tied if family.tied else "embeddings and head included"
-    return _model(causal_sizes(family.model_type, published.sizes), family, base)
+    return _model(causal_sizes(model_type, fields), family, base)
 
 
 MODELS: Mapping[str, Model] = {
-    **{name: _causal(family, model) for name, (family, model) in published_models().items()},
+    **{name: _causal(*known) for name, known in PUBLISHED.items()},
     "vit-s": _vit("small"),
     "vit-b": _vit("base"),
     "vit-l": _vit("large"),

@@ -33,8 +33,8 @@ from stable_forgetting.language.data.knowledge import (
     passages,
     read_table,
 )
-from stable_forgetting.language.measure.choices import Chosen
-from stable_forgetting.language.measure.requests import TextMetric
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.measure.requests import Choose, Columns, Replies, TextMetric
 from stable_forgetting.language.metrics.loss import described, losses
 
 ASKED = ("forget_choices", "utility")
@@ -100,6 +100,32 @@ def lettered(row: Mapping[str, Any], set_name: str, topic: str, origin: str) -> 
     lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
     prompt = "\n".join([ABOUT.format(topic=topic) + asked.strip(), *lines, "Answer:"])
     return Item(set_name, int(answer), prompt, LETTERS[answer], None, LETTERS)
+
+
+class Chosen(TextMetric):
+    """Whether the likeliest choice is the right one: ``chosen``, 0 or 1.
+
+    Args:
+        window: Tokens that the model sees; a longer question loses its beginning.
+    """
+
+    def __init__(self, window: int):
+        self.window = window
+
+    def requests(self, source: TextSource, items: Sequence[Item]) -> list[Choose]:
+        """The choices after the question."""
+        encoder, made = source.encoder, []
+        for item in items:
+            options = tuple(tuple(encoder.continuation(f" {each}")) for each in item.perturbed)
+            room = self.window - max(map(len, options))
+            made.append(Choose(tuple(encoder.ending(encoder.text(item.question), room)), options))
+        return made
+
+    def columns(self, source: TextSource, items: Sequence[Item], replies: Replies) -> Columns:
+        """(N,)."""
+        likely = replies.choices(self.requests(source, items))
+        hits = [values.argmax() == item.group for values, item in zip(likely, items, strict=True)]
+        return {"chosen": np.array(hits, dtype=float)}
 
 
 CHANCE = ConstantGoal("forget_choices", 30.0, "ours: chance is 25 % of four choices")

@@ -110,6 +110,15 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
     return [(number, line.strip()) for number, line in lines if line.strip()]
 
 
+def _parquet_rows(path: Path) -> list[Row]:
+    import pyarrow.parquet
+
+    try:
+        return list(pyarrow.parquet.read_table(path).to_pylist())
+    except Exception as error:  # pyarrow raises types of its own
+        raise DataError(f"{path}: is not parquet ({one_line(error)}); fetch it again") from None
+
+
 def _csv_rows(path: Path) -> list[Row]:
     """Column -> text of every row."""
     csv.field_size_limit(sys.maxsize)
@@ -123,12 +132,23 @@ def _csv_rows(path: Path) -> list[Row]:
     return rows
 
 
+_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", "-00000-of-00001.parquet", ".parquet")
+
+
+def stored(folder: Path, name: str) -> Path | None:
+    """The file of a set in any of the forms that are read, if there is one."""
+    paths = (folder / f"{name}{suffix}" for suffix in _SUFFIXES)
+    return next((path for path in paths if path.is_file()), None)
+
+
 def read_values(path: Path) -> list[Any]:
-    """Values of a JSON-lines file, or of one JSON list; plain or gzipped.
+    """Values of a JSON-lines file, or of one JSON list, plain or gzipped; or rows of parquet.
 
     Raises:
         DataError: With the first line that is not JSON.
     """
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
     lines = lines_of(path)
     if lines and lines[0][1].startswith("["):
         lines = [(1, "\n".join(line for _, line in lines))]
@@ -177,7 +197,7 @@ def hub_rows(
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows of a JSON-lines file, of one JSON list, or of a CSV file; plain or gzipped.
+    """Rows of a JSON-lines file, of one JSON list, of parquet, or of a CSV file; plain or gzipped.
 
     Raises:
         DataError: With the first line that is not a JSON object, or row without all columns.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.language.data.fictitious import KINDS, Draw, author_names, statement
-from stable_forgetting.language.data.files import hub_rows, read_values
+from stable_forgetting.language.data.files import hub_rows, read_values, stored
 
 FOLDS = 4
 """Splits of the configs scal and sust."""
@@ -84,7 +84,6 @@ REVISIONS = {
 }
 """Commits of the hub's data sets; earlier ones call splits otherwise."""
 
-_SUFFIXES = (".json", ".json.gz", ".jsonl", "-00000-of-00001.parquet", ".parquet")
 ReadSplit = Callable[[str, str], list[Any] | None]
 """(config, split) -> rows, None where they are not there."""
 
@@ -97,7 +96,7 @@ def provider_of(config: Any, data_root: Path | None) -> tuple[ReadSplit, str]:
     repository = REPOSITORIES[config.corpus]
     folder = local_folder(data_root, config.corpus)
     if folder is not None and config.source != "hub":
-        return lambda name, split: _read_local(folder / name, split), "local files"
+        return lambda name, split: _values(stored(folder / name, split)), "local files"
     if config.source == "folder":
         raise DataError(
             f"muse: no muse/{config.corpus} in {data_root or 'any folder'}; give --data-root DIR"
@@ -115,19 +114,8 @@ def local_folder(data_root: Path | None, corpus: str) -> Path | None:
     return next((place for place in places if place.is_dir()), None)
 
 
-def _read_local(folder: Path, split: str) -> list[Any] | None:
-    paths = (folder / f"{split}{suffix}" for suffix in _SUFFIXES)
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        return None
-    if path.suffix != ".parquet":
-        return read_values(path)
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except Exception as error:  # pyarrow raises types of its own
-        raise DataError(f"{path}: is not parquet ({one_line(error)}); fetch it again") from None
+def _values(path: Path | None) -> list[Any] | None:
+    return None if path is None else read_values(path)
 
 
 def _read_hub(repository: str, revision: str, name: str, split: str) -> list[Any]:

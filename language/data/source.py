@@ -108,16 +108,10 @@ class TextSource:
         return self.with_corpus(replace(self.corpus, items=tuple(items)))
 
     def renamed(self, batch: Batch, seed: int) -> Batch:
-        """The batch with every token under another name: one permutation of the vocabulary."""
-        import torch
+        """See :func:`language.data.batches.renamed`."""
+        from stable_forgetting.language.data.batches import renamed
 
-        from stable_forgetting.common.data.batch import IGNORE, Batch
-
-        ids, labels = batch.inputs["input_ids"], batch.labels
-        stream = torch.Generator().manual_seed(seed)
-        order = torch.randperm(self.vocab_size, generator=stream).to(ids.device)
-        moved = torch.where(labels == IGNORE, IGNORE, order[labels.clamp_min(0)])
-        return Batch({**batch.inputs, "input_ids": order[ids]}, moved, batch.indices)
+        return renamed(batch, self.vocab_size, seed)
 
     def with_corpus(self, corpus: Corpus) -> TextSource:
         """Another corpus behind the same tokenizer, template and length limit."""
@@ -133,7 +127,9 @@ class TextSource:
         return self.corpus.refusals
 
     def everywhere(self, batch: Batch, pad_to: PadTo | None = None) -> Batch:
-        """Batches as published code sees them that forgets its mask; see :func:`everywhere`."""
+        """Batches as published code sees them that forgets its mask."""
+        from stable_forgetting.language.data.batches import everywhere
+
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad
         lengths = {None: None, "batch": 0, "max_length": self.encoder.max_length}
@@ -171,89 +167,9 @@ class TextSource:
         """The items at ``indices`` (N,), int64, CPU; text has no augmentation.
 
         Returns:
-            See :func:`collate`.
+            See :func:`language.data.batches.collate`.
         """
+        from stable_forgetting.language.data.batches import collate
+
         pairs = [self.encode_index(index) for index in indices.tolist()]
         return collate(pairs, indices, device=self.device, hidden_id=self.hidden_id)
-
-
-def collate(
-    pairs: Sequence[Encoded],
-    indices: Tensor,
-    *,
-    device: torch.device | str = "cpu",
-    hidden_id: int | None = None,
-) -> Batch:
-    """Right-padded batch of N pairs; L is the longest sequence, A the most labels.
-
-    Args:
-        pairs: Token ids.
-        indices: (N,) int64, where the pairs sit in their source.
-        device: Of the batch.
-        hidden_id: Leave this token out of the attention mask (:attr:`TextSource.hidden_id`).
-
-    Returns:
-        Inputs ``input_ids`` (N, L) padded with 0, ``attention_mask`` (N, L) and ``positions``
-        (N, A): where the hidden state that predicts each label sits, 0 where padded.  Labels
-        (N, A), -100 where padded.  All int64.
-    """
-    import torch
-
-    from stable_forgetting.common.data.batch import IGNORE, Batch, to_device
-
-    length = max(len(pair.ids) for pair in pairs)
-    width = max(len(pair.ids) - pair.start for pair in pairs)
-    ids, mask = (np.zeros((len(pairs), length), dtype=np.int64) for _ in range(2))
-    positions = np.zeros((len(pairs), width), dtype=np.int64)
-    labels = np.full((len(pairs), width), IGNORE, dtype=np.int64)
-    for row, pair in enumerate(pairs):
-        total, count = len(pair.ids), len(pair.ids) - pair.start
-        ids[row, :total] = pair.ids
-        mask[row, :total] = 1 if hidden_id is None else pair.ids != hidden_id
-        positions[row, :count] = np.arange(pair.start - 1, total - 1)
-        labels[row, :count] = pair.labels
-    inputs = {"input_ids": ids, "attention_mask": mask, "positions": positions}
-    moved = {n: to_device(torch.from_numpy(a), device) for n, a in {**inputs, "": labels}.items()}
-    return Batch({n: moved[n] for n in inputs}, moved[""], indices)
-
-
-def everywhere(batch: Batch, pad: int, length: int | None = None) -> Batch:
-    """The batch with all L positions of every row counted, question and padding too.
-
-    Labels are the next token, 0 at the last position.
-
-    Args:
-        batch: Of :func:`collate`.
-        pad: The padding token.
-        length: L, at least; nothing attends to a text's end token then, which is padding too where
-            texts are padded with it (TOFU's code).  0: as long as the batch, and the end token is
-            a token.  None: as long as the batch, padded with token 0.
-    """
-    import torch
-
-    from stable_forgetting.common.data.batch import Batch
-
-    if length is not None:
-        batch = _padded(batch, pad, length)
-    ids = batch.inputs["input_ids"]
-    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    labels = torch.cat([ids[:, 1:], torch.zeros_like(ids[:, :1])], dim=1)
-    return Batch({**batch.inputs, "positions": positions}, labels, batch.indices)
-
-
-def _padded(batch: Batch, pad: int, length: int) -> Batch:
-    import torch
-    from torch import nn
-
-    from stable_forgetting.common.data.batch import Batch
-
-    ids, seen = batch.inputs["input_ids"], batch.inputs["attention_mask"]
-    more = (0, max(0, length - ids.shape[1]))
-    ids, seen = nn.functional.pad(ids, more), nn.functional.pad(seen, more)
-    last = batch.inputs["positions"].max(1, keepdim=True).values + 1  # of the text's tokens
-    inside = torch.arange(ids.shape[1], device=ids.device) <= last
-    ids = ids.masked_fill(~inside, pad)
-    if length:
-        seen = seen.scatter(1, last, seen.gather(1, last) * (ids.gather(1, last) != pad))
-    inputs = {**batch.inputs, "input_ids": ids, "attention_mask": seen}
-    return Batch(inputs, batch.labels, batch.indices)

@@ -20,7 +20,14 @@ from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.language.data.corpus import FACTS, Corpus
 from stable_forgetting.language.data.fictitious import REFUSAL_LINES, FictitiousData
-from stable_forgetting.language.data.files import Row, hub_rows, item_of, lines_of, read_rows
+from stable_forgetting.language.data.files import (
+    Row,
+    hub_rows,
+    item_of,
+    lines_of,
+    read_rows,
+    stored,
+)
 from stable_forgetting.language.data.readers import FIRST_READERS, TextDataConfig
 
 logger = logging.getLogger(__name__)
@@ -37,7 +44,6 @@ ROWS: Mapping[str, int] = {
 
 OPTIONAL_ROWS: Mapping[str, int] = {"holdout10": 400}
 REFUSALS = "idontknow"
-_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 ReadSet = Callable[[str], list[Row] | None]
 """Set name -> rows, None where the set is not there."""
 
@@ -132,18 +138,13 @@ def _folder(data_root: Path | None) -> Path | None:
     if data_root is None:
         return None
     for folder in (data_root / "tofu", data_root / REPOSITORY, data_root):
-        if _file(folder, "full") is not None:
+        if stored(folder, "full") is not None:
             return folder
     return None
 
 
-def _file(folder: Path, name: str) -> Path | None:
-    paths = (folder / f"{name}{suffix}" for suffix in _SUFFIXES)
-    return next((path for path in paths if path.is_file()), None)
-
-
 def _read_set(folder: Path, name: str) -> list[Row] | None:
-    path = _file(folder, name)
+    path = stored(folder, name)
     if path is None:
         return None
     if name == REFUSALS:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from stable_forgetting.common.base.config import Strict
-from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
@@ -25,10 +24,9 @@ from stable_forgetting.language.methods.refusals import refusing
 from stable_forgetting.language.models.sizes import family_in
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+    from torch import nn
 
-    from stable_forgetting.language.models.composite import ForgetRequest, Gated
+    from stable_forgetting.language.models.composite import Gated
 
 
 class O3(AdaptedMethod):
@@ -111,9 +109,7 @@ class O3(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fits the adapter to refusals, then a detector to the questions."""
-        from stable_forgetting.common.objectives.objectives import ForgetRetain
-        from stable_forgetting.common.objectives.positions import cross_entropy
-        from stable_forgetting.common.objectives.terms import Mean
+        from stable_forgetting.language.methods.gate import detector, kept_apart, plain_mean
         from stable_forgetting.language.models.composite import Gated
 
         config = self.config.engine()
@@ -121,94 +117,15 @@ class O3(AdaptedMethod):
             self._attach(task)
             task.model = Gated(task.model)
         gated: Gated = task.model
-        objective = ForgetRetain(Mean(cross_entropy, config.average), None)
+        objective = plain_mean(config.average)
         loaders = task.loaders(objective.parts, config)
         loaders["forget"].source = refusing(task)
         constraints = self._constraints()
-        constraints["penalty"] = self._penalties(gated, constraints["penalty"])
+        own = constraints["penalty"]
+        constraints["penalty"] = kept_apart(gated, self.config.orthogonal, own)
         task.fit(gated.model, objective, loaders, config, **constraints)
-        gated.requests.append(self._detector(task, gated))
+        gated.requests.append(detector(task, gated, self.config.held, self.config.batch_size))
         return gated
-
-    def _penalties(
-        self, gated: Gated, own: Callable[[nn.Module], Tensor] | None
-    ) -> Callable[[nn.Module], Tensor] | None:
-        """What keeps the adapter away from those of earlier requests, and the config's own."""
-        earlier: list[Any] = [request.factors for request in gated.requests]
-        if not earlier:
-            return own
-        weight = self.config.orthogonal / gated.config.num_hidden_layers
-
-        def penalty(model: nn.Module) -> Tensor:
-            total = weight * overlap(model, earlier)
-            return total if own is None else total + own(model)
-
-        return penalty
-
-    def _detector(self, task: UnlearnTask, gated: Gated) -> ForgetRequest:
-        """Fitted on forget questions, but for those that give it its scale."""
-        import torch
-
-        from stable_forgetting.common.bounded.layer import adapted_layers
-        from stable_forgetting.common.train.telemetry import evaluating
-        from stable_forgetting.language.models.composite import ForgetRequest
-
-        batches = list(_questions(task, self.config.batch_size))
-        if not len(gated.requests):
-            gated.boundary = _common_end([row for rows in batches for row in rows["prompts"]])
-        with evaluating(gated):
-            found = [gated.features(rows["ids"], rows["mask"]) for rows in batches]
-        features = torch.cat(found)
-        order = torch.randperm(len(features), generator=task.generator("gate"))
-        held = max(1, round(self.config.held * len(features)))
-        if len(features) - held < 2:
-            raise ConfigError(
-                f"o3: {len(features)} forget rows are too few for a gate; give three or more"
-            )
-        factors = [layer.Bt for _, layer in adapted_layers(gated.model)]
-        made = ForgetRequest.fitted(features[order[held:]], features[order[:held]], factors)
-        return made.to(features.device)
-
-
-def overlap(model: nn.Module, earlier: list[list[Tensor]]) -> Tensor:
-    """sum_i sum_l ||E_il B_l^T||_F^2 of the down projections now and of earlier ones."""
-    import torch
-
-    from stable_forgetting.common.bounded.layer import adapted_layers
-
-    now = [layer.Bt for _, layer in adapted_layers(model)]
-    parts = [
-        (old.to(new) @ new.T).square().sum()
-        for factors in earlier
-        for old, new in zip(factors, now, strict=True)
-    ]
-    return torch.stack(parts).sum()
-
-
-def _questions(task: UnlearnTask, batch_size: int) -> Iterator[dict[str, Any]]:
-    """Forget rows in order: ``ids``, ``mask``, and ``prompts`` without their last token.
-
-    That one may be another where a tokenizer joins it with the answer's first.
-    """
-    from stable_forgetting.common.data.batch import ordered_batches
-
-    for batch in ordered_batches(task.source, task.indices("forget"), batch_size):
-        ids, starts = batch.inputs["input_ids"], batch.inputs["positions"][:, 0].tolist()
-        prompts = [row[:start] for row, start in zip(ids.tolist(), starts, strict=True)]
-        yield {"ids": ids, "mask": batch.inputs["attention_mask"], "prompts": prompts}
-
-
-def _common_end(prompts: list[list[int]]) -> torch.Tensor:
-    """Tokens with which all prompts end: the template's words between question and answer."""
-    import torch
-
-    shared = 0
-    while all(len(row) > shared for row in prompts) and (
-        len({row[-1 - shared] for row in prompts}) == 1
-    ):
-        shared += 1
-    first = prompts[0]
-    return torch.tensor(first[len(first) - shared :], dtype=torch.int64)
 
 
 class WHP(UnlearningMethod):

@@ -27,21 +27,6 @@ _QKV = ("*self_attn.q_proj", "*self_attn.k_proj", "*self_attn.v_proj")
 
 
 @dataclass(frozen=True)
-class Published:
-    """A published model whose sizes are known (``published.yaml``): counting needs no network.
-
-    Attributes:
-        name: Short name, such as ``phi-1.5``.
-        ids: Hub ids of checkpoints of this size.
-        sizes: Fields of its transformers config; never used to run it.
-    """
-
-    name: str
-    ids: tuple[str, ...]
-    sizes: Fields
-
-
-@dataclass(frozen=True)
 class CausalFamily:
     """One architecture.
 
@@ -60,7 +45,6 @@ class CausalFamily:
         longest_row: Its transformers config -> tokens of the longest packed row treated exactly.
         tied: The head is the embedding matrix.
         tiny: (width, blocks, attention heads) -> config fields of a tiny model, if there is one.
-        published: Models of known sizes.
     """
 
     model_type: str
@@ -76,7 +60,6 @@ class CausalFamily:
     longest_row: Callable[[Any], int] = lambda _: LONGEST_ROW
     tied: bool = False
     tiny: Callable[[int, int, int], Fields] | None = None
-    published: tuple[Published, ...] = ()
 
     @property
     def targets(self) -> Mapping[str, tuple[str, ...]]:
@@ -141,14 +124,6 @@ def _gpt_neo_row(config: Any) -> int:
     return config.window_size if local else config.max_position_embeddings
 
 
-_PUBLISHED = read_yaml(Path(__file__).with_name("published.yaml"))
-
-
-def _published(model_type: str) -> tuple[Published, ...]:
-    rows = _PUBLISHED[model_type].items()
-    return tuple(Published(name, tuple(row["ids"]), row["sizes"]) for name, row in rows)
-
-
 _EXACT: dict[str, Any] = {"linear_head": True, "maskable": True}
 
 FAMILIES: dict[str, CausalFamily] = {
@@ -163,7 +138,6 @@ FAMILIES: dict[str, CausalFamily] = {
             longest_row=_gpt_neo_row,
             tied=True,
             tiny=_gpt_neo_tiny,
-            published=_published("gpt_neo"),
         ),
         CausalFamily(
             "phi",
@@ -172,7 +146,6 @@ FAMILIES: dict[str, CausalFamily] = {
             **_EXACT,
             last_norm="final_layernorm",
             tiny=_phi_tiny,
-            published=_published("phi"),
         ),
         CausalFamily(
             "llama",
@@ -181,14 +154,12 @@ FAMILIES: dict[str, CausalFamily] = {
             **_EXACT,
             last_norm="norm",
             tiny=_llama_tiny,
-            published=_published("llama"),
         ),
         CausalFamily(
             "mistral",
             **_EXACT,
             last_norm="norm",
             tiny=_mistral_tiny,
-            published=_published("mistral"),
         ),
         CausalFamily("qwen2", **_EXACT, last_norm="norm"),
         CausalFamily("gemma", last_norm="norm"),
@@ -221,11 +192,21 @@ def tiny_family(kind: str) -> CausalFamily:
     return FAMILIES[kind]
 
 
-def published_models() -> dict[str, tuple[CausalFamily, Published]]:
-    """Short name -> family and sizes of the models that can be counted without a network."""
-    return {
-        model.name: (family, model) for family in FAMILIES.values() for model in family.published
-    }
+_KNOWN: Mapping[str, Any] = read_yaml(Path(__file__).with_name("published.yaml"))
+PUBLISHED: Mapping[str, tuple[str, Fields]] = {
+    name: (model_type, row["sizes"])
+    for model_type, models in _KNOWN.items()
+    for name, row in models.items()
+}
+"""Short name, such as ``phi-1.5`` -> model type and sizes of the published models that can be
+counted without a network: fields of a transformers config, never used to run a model."""
+_SIZE_OF: dict[str, str] = {
+    hub_id: name
+    for models in _KNOWN.values()
+    for name, row in models.items()
+    for hub_id in row["ids"]
+}
+"""Hub id of a checkpoint -> short name."""
 
 
 def published_sizes(hub_id: str) -> tuple[str, Fields] | None:
@@ -234,7 +215,4 @@ def published_sizes(hub_id: str) -> tuple[str, Fields] | None:
     The folder of an adapter stands for the model that it is for.
     """
     hub_id = base_of(Path(hub_id)) if is_adapter(hub_id) else hub_id
-    for family, model in published_models().values():
-        if hub_id in model.ids:
-            return family.model_type, model.sizes
-    return None
+    return PUBLISHED[_SIZE_OF[hub_id]] if hub_id in _SIZE_OF else None

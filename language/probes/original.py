@@ -22,17 +22,6 @@ from stable_forgetting.language.probes.lm_eval import TasksConfig
 
 WINDOW = 512
 """Tokens of a context, and of context and choice together."""
-FILES = {
-    "lambada_openai": "tdec/lambada.csv",
-    "hellaswag": "reasoning/hellaswag.jsonl",
-    "winogrande": "reasoning/winogrande.jsonl",
-    "copa": "reasoning/copa.jsonl",
-    "arc_easy": "reasoning/arc_easy.jsonl",
-    "arc_challenge": "reasoning/arc_challenge.jsonl",
-    "piqa": "reasoning/piqa.jsonl",
-    "mathqa": "reasoning/math_qa.jsonl",
-    "pubmedqa": "tdec/pubmed_qa.csv",
-}
 LAMBADA = "lambada_openai"
 DECISIONS = ("yes", "maybe", "no")
 
@@ -77,14 +66,14 @@ class OriginalReasoning(TextProbe):
     @property
     def files(self) -> Mapping[str, str]:
         """One per task."""
-        return {task: FILES[task] for task in self.config.tasks}
+        return {task: SOURCES[task][0] for task in self.config.tasks}
 
     def _questions(self, asked: ProbedModel, task: str) -> list[Question]:
         path = self.file(task, asked.data_root)
         questions = []
         for number, row in enumerate(read_rows(path), 1):
             try:
-                question = READERS[task](row)
+                question = SOURCES[task][1](row)
             except (LookupError, ValueError, TypeError, AttributeError):
                 raise DataError(
                     f"{path}: row {number} has not the columns of {task}; fetch the file again"
@@ -147,18 +136,10 @@ def _lambada(row: Row) -> Question:
     return Question(context, (word,), 0)
 
 
-def _hellaswag(row: Row) -> Question:
-    return Question(row["ctx"], tuple(row["endings"]), int(row["label"]))
-
-
 def _winogrande(row: Row) -> Question:
     context, _, rest = row["sentence"].partition("_")
     options = (row["option1"] + rest, row["option2"] + rest)
     return Question(context.removesuffix(" "), options, ("1", "2").index(str(row["answer"])))
-
-
-def _copa(row: Row) -> Question:
-    return Question(row["premise"], (row["choice1"], row["choice2"]), int(row["label"]))
 
 
 def _arc(row: Row) -> Question | None:
@@ -167,10 +148,6 @@ def _arc(row: Row) -> Question | None:
     answer = choices["label"].index(row["answerKey"])
     four = len(choices["text"]) == 4
     return Question(row["question"], tuple(choices["text"]), answer) if four else None
-
-
-def _piqa(row: Row) -> Question:
-    return Question(row["goal"], (row["sol1"], row["sol2"]), int(row["label"]))
 
 
 def _mathqa(row: Row) -> Question:
@@ -184,15 +161,26 @@ def _pubmedqa(row: Row) -> Question:
     return Question(context, DECISIONS, DECISIONS.index(row["final_decision"]))
 
 
-READERS: dict[str, Callable[[Row], Question | None]] = {
-    "lambada_openai": _lambada,
-    "hellaswag": _hellaswag,
-    "winogrande": _winogrande,
-    "copa": _copa,
-    "arc_easy": _arc,
-    "arc_challenge": _arc,
-    "piqa": _piqa,
-    "mathqa": _mathqa,
-    "pubmedqa": _pubmedqa,
+def _labelled(context: str, *options: str) -> Callable[[Row], Question]:
+    """A reader of columns: the context, the options (or one list of them), and ``label``."""
+
+    def read(row: Row) -> Question:
+        texts = [row[name] for name in options]
+        listed = texts[0] if len(texts) == 1 else texts
+        return Question(row[context], tuple(listed), int(row["label"]))
+
+    return read
+
+
+SOURCES: dict[str, tuple[str, Callable[[Row], Question | None]]] = {
+    "lambada_openai": ("tdec/lambada.csv", _lambada),
+    "hellaswag": ("reasoning/hellaswag.jsonl", _labelled("ctx", "endings")),
+    "winogrande": ("reasoning/winogrande.jsonl", _winogrande),
+    "copa": ("reasoning/copa.jsonl", _labelled("premise", "choice1", "choice2")),
+    "arc_easy": ("reasoning/arc_easy.jsonl", _arc),
+    "arc_challenge": ("reasoning/arc_challenge.jsonl", _arc),
+    "piqa": ("reasoning/piqa.jsonl", _labelled("goal", "sol1", "sol2")),
+    "mathqa": ("reasoning/math_qa.jsonl", _mathqa),
+    "pubmedqa": ("tdec/pubmed_qa.csv", _pubmedqa),
 }
-"""Task -> what a row asks; None where the source leaves the row out."""
+"""Task -> its file, and what a row asks; None where the source leaves the row out."""

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.models import sizes as causal
 from stable_forgetting.language.models.build import tiny_config
-from stable_forgetting.language.models.families import published_models
+from stable_forgetting.language.models.families import PUBLISHED
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import construct
 from stable_forgetting.vision.models.sizes import positions_of, sizes_of
@@ -49,11 +49,11 @@ def of(sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", published_models())
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_causal_models(name):
-    family, model = published_models()[name]
-    architecture = AutoConfig.for_model(family.model_type, **model.sizes)
-    sizes = causal.causal_sizes(family.model_type, model.sizes)
+    model_type, fields = PUBLISHED[name]
+    architecture = AutoConfig.for_model(model_type, **fields)
+    sizes = causal.causal_sizes(model_type, fields)
     assert of(sizes) == built(architecture)
     assert (sizes.width, sizes.outputs) == (architecture.hidden_size, architecture.vocab_size)
 

@@ -42,7 +42,7 @@ COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}
 STATISTICS = {"pandas", "scipy.stats", "sklearn"}
 HARNESSES = {"datasets", "lm_eval", "optuna", "peft"}
 VISION, TEXT = {"timm", "torchvision"}, {"nltk", "transformers"}
-WORKING = HARNESSES | STATISTICS | COMPILER | VISION | TEXT | {"accelerate", "matplotlib"}
+WORKING = HARNESSES | STATISTICS | COMPILER | VISION | TEXT | {"accelerate"}
 CLI = """
 import sys
 from stable_forgetting.benchmarks.cli import main

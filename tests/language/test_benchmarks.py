@@ -9,20 +9,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stable_forgetting import benchmarks  # noqa: F401 - registers
 from stable_forgetting.common.base.config import canonical, validate
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.registry import BENCHMARKS, load_plugins
 from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.measure.goal import References
-from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.probe import PROBES
 from stable_forgetting.language.data.readers import READERS, TextDataConfig
 from stable_forgetting.language.models.build import claimed_training
+from tests.language.made import CPU, TINY, benchmark
 
 TOY = Path(__file__).with_name("toy_benchmark.py")
-TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 128, "tokenizer": 300}
-CPU = Runtime(device="cpu")
 
 
 @pytest.fixture
@@ -40,17 +37,12 @@ def toy(own_names):
     del sys.modules["stable_forgetting_plugin_toy_benchmark"]
 
 
-def made(name, protocol, runtime=CPU):
-    cls = BENCHMARKS[name]
-    return cls(validate(cls.Config, protocol, "test"), runtime)
-
-
 def test_a_text_benchmark_is_one_file(toy):
     assert len(TOY.read_text().splitlines()) <= 150
     protocol = {"data": {"name": "phone_book"}, "model": TINY, "train": {"steps": 1}}
     results = check_benchmark("phone_book", protocol, CPU)
     assert [result for result in results if not result.ok] == []
-    bench = made("phone_book", protocol)
+    bench = benchmark("phone_book", **protocol)
     split = bench.split(1)
     whole = bench.parts(split, trial=False, seed=1)
     assert set(whole) == {"forget", "retain", "unseen", "test"}
@@ -102,9 +94,8 @@ def of_files(folder, rows, promised):
     for name in FILES.values():
         (folder / name).write_text("\n".join(json.dumps(row) for row in ROWS[rows]))
     data = {"name": "jsonl", "files": FILES, "rows": promised, "max_length": 64}
-    protocol = {"data": data, "scenario": {"kind": "files"}, "model": TINY, "train": {"steps": 1}}
-    protocol["evaluation"] = {"max_new_tokens": 4}
-    return made("tofu", protocol, Runtime(device="cpu", data_root=folder))
+    more = {"scenario": {"kind": "files"}, "evaluation": {"max_new_tokens": 4}}
+    return benchmark("tofu", folder, data=data, **more)
 
 
 @pytest.mark.parametrize(("rows", "count"), [("text", 3), ("answers", 3), ("comparisons", 4)])
@@ -152,7 +143,7 @@ def test_what_a_published_model_was_trained_on_is_claimed_or_not(tmp_path):
         "model": {"name": str(tmp_path), "original": str(tmp_path), "retrain": {"x": "nobody/x"}},
         "train": {"steps": 1},
     }
-    bench = made("tofu", protocol)
+    bench = benchmark("tofu", **protocol)
     assert bench.published_claim("original") is None
     (tmp_path / "b.safetensors").unlink()
     assert bench.published_claim("original") == "0123"

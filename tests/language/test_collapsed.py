@@ -8,13 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stable_forgetting import benchmarks  # noqa: F401 - registers
-from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.registry import BENCHMARKS
-from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.language.metrics.tofu import sequential_metrics
+from tests.language.made import benchmark
 
-TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 256, "tokenizer": 300}
 WORDS = {
     "language": {"name": "fictitious", "authors": 2, "forget_authors": 3, "questions": 4},
     "tdec": {
@@ -45,10 +42,8 @@ def collapsed(model, *, sure: bool):
 def world(request):
     """Values of both kinds of collapsed model, and of a comparison with a model that is not."""
     cls = BENCHMARKS[request.param]
-    protocol = {"data": WORDS[request.param], "model": TINY, "train": {"steps": 1}}
-    if request.param != "tdec":
-        protocol["evaluation"] = {"max_new_tokens": 8} if request.param == "language" else {}
-    made = cls(validate(cls.Config, protocol, "test"), Runtime(device="cpu"))
+    evaluation = {"max_new_tokens": 8} if request.param == "language" else {}
+    made = benchmark(request.param, data=WORDS[request.param], evaluation=evaluation)
     parts = made.parts(made.split(1), trial=False, seed=1)
     reference = made.score(made.build(2).eval(), parts, trial=False)
     values = {}

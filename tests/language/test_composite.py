@@ -80,13 +80,6 @@ def test_training_passes_see_the_combined_logits(joined):
         torch.testing.assert_close(found[row], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_without_the_factor_the_baseline_answers():
-    model = LogitDifference(tiny("gpt_neo", 0), tiny("gpt_neo", 1), 0.0)
-    ids = torch.tensor([[3, 9, 27]])
-    with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, model.baseline(ids).logits)
-
-
 def test_the_chosen_of_several_factors_is_stored_with_the_weights():
     models = tiny("gpt_neo", 0), tiny("gpt_neo", 1)
     chosen, read = (LogitDifference(*models, (1.0, 2.0, 4.0)) for _ in range(2))

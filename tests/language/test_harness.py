@@ -11,12 +11,9 @@ import pytest
 import torch
 import yaml
 
-from stable_forgetting import benchmarks  # noqa: F401 - registers
-from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError, DataError
-from stable_forgetting.common.base.registry import BENCHMARKS
-from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.probe import make_probe
+from tests.language.made import TINY, benchmark, sharper
 
 pytestmark = pytest.mark.usefixtures("offline")
 TASKS = {
@@ -95,15 +92,9 @@ def with_start_token(tokenizer):
 def bench(request, tmp_path):
     """A benchmark with a tiny model; the LLaMA's tokenizer writes a start token."""
     write_tasks(tmp_path / "tasks")
-    size = {"dim": 16, "depth": 2, "heads": 2, "context": 64, "tokenizer": 300}
-    protocol = {
-        "data": {"authors": 3, "forget_authors": 1, "questions": 2, "max_length": 64},
-        "model": {"name": "tiny", "kind": request.param, **size},
-        "train": {"steps": 1},
-    }
-    cls = BENCHMARKS["tofu"]
-    config = validate(cls.Config, protocol, "test")
-    made = cls(config, Runtime(device="cpu", data_root=tmp_path))
+    data = {"authors": 3, "forget_authors": 1, "questions": 2, "max_length": 64}
+    size = {**TINY, "kind": request.param, "depth": 2, "context": 64}
+    made = benchmark("tofu", tmp_path, data=data, model=size)
     if request.param == "llama":
         made.source.tokenizer = with_start_token(made.source.tokenizer)
     return made
@@ -112,12 +103,7 @@ def bench(request, tmp_path):
 @pytest.fixture
 def model(bench):
     """Sharper than an untrained one."""
-    made = bench.build(1)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(6.0)
-    return made.eval()
+    return sharper(bench.build(1))
 
 
 def theirs(bench, model, tasks, shots, folder):

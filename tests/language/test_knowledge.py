@@ -9,18 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stable_forgetting import benchmarks  # noqa: F401 - registers
-from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.checks import check_benchmark
-from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.language.benchmarks.rwku import MEMBERS, PROBED, TEXTS
 from stable_forgetting.language.benchmarks.wmdp import lettered
 from stable_forgetting.language.data import knowledge
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
+from tests.language.made import CPU, TINY, benchmark, sharper
 
-TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 256, "tokenizer": 400}
+WORDY = {**TINY, "tokenizer": 400}
 QUESTIONS = [
     {"question": f"What is {k} plus one? ", "choices": [f"{k + j}" for j in order], "answer": 1}
     for order in [(3, 1, 0, 2)]
@@ -29,14 +27,9 @@ QUESTIONS = [
 MMLU = [{**row, "subject": "abstract_algebra", "answer": k % 4} for k, row in enumerate(QUESTIONS)]
 
 
-def made(name, data, runtime=None):
-    cls = BENCHMARKS[name]
-    protocol = {
-        "data": {"name": name, "max_length": 64, **data},
-        "model": TINY,
-        "train": {"steps": 1},
-    }
-    return cls(validate(cls.Config, protocol, "test"), runtime or Runtime(device="cpu"))
+def made(name, data, root=None):
+    data = {"name": name, "max_length": 64, **data}
+    return benchmark(name, root, data=data, model=WORDY)
 
 
 def write(path, rows):
@@ -65,8 +58,8 @@ def files(tmp_path):
 def test_a_benchmark_is_one_file_that_keeps_every_promise(name):
     assert len(Path(inspect.getfile(BENCHMARKS[name])).read_text().splitlines()) <= 200
     data = {"name": name, "max_length": 64, "invented": 6}
-    protocol = {"data": data, "model": TINY, "train": {"steps": 1}}
-    results = check_benchmark(name, protocol, Runtime(device="cpu"))
+    protocol = {"data": data, "model": WORDY, "train": {"steps": 1}}
+    results = check_benchmark(name, protocol, CPU)
     assert [result for result in results if not result.ok] == []
 
 
@@ -83,7 +76,7 @@ def test_invented_questions_are_answered_by_their_passages():
 
 
 def test_wmdp_reads_tables_and_says_what_was_chosen(files):
-    bench = made("wmdp", {"passages": 8}, Runtime(device="cpu", data_root=files))
+    bench = made("wmdp", {"passages": 8}, files)
     split = bench.split(0)
     sizes = {part: len(indices) for part, indices in split.parts.items()}
     assert sizes == {"forget": 16, "retain": 7, "test": 1, "forget_choices": 17, "utility": 12}
@@ -117,10 +110,8 @@ def test_lm_eval_counts_the_same_on_wmdp_s_own_template(files, tmp_path, monkeyp
     lines.append(f"dataset_kwargs: {{data_files: {{test: {files / 'wmdp/bio.jsonl'}}}}}")
     (tmp_path / "own" / "own_bio.yaml").write_text("\n".join(lines))
     questions = {"questions": {"bio": "wmdp/bio.jsonl"}}
-    bench = made("wmdp", questions, Runtime(device="cpu", data_root=files))
-    model = bench.build(3)
-    for parameter in model.parameters():
-        parameter.data.mul_(6.0 if parameter.ndim == 2 else 1.0)
+    bench = made("wmdp", questions, files)
+    model = sharper(bench.build(3))
     model.save_pretrained(tmp_path / "model")
     bench.source.tokenizer.save_pretrained(tmp_path / "model")
     results = lm_eval.simple_evaluate(
@@ -137,8 +128,7 @@ def test_lm_eval_counts_the_same_on_wmdp_s_own_template(files, tmp_path, monkeyp
 
 
 def test_rwku_reads_tables_of_one_subject(files):
-    runtime = Runtime(device="cpu", data_root=files)
-    whole, one = (made("rwku", data, runtime) for data in ({}, {"subject": "A"}))
+    whole, one = (made("rwku", data, files) for data in ({}, {"subject": "A"}))
     assert len(whole.split(0).parts["forget_qa"]) == 6
     assert len(one.split(0).parts["forget_qa"]) == 3
     model = one.build(0)

@@ -21,14 +21,13 @@ from stable_forgetting.common.protocol.probe import make_probe
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
-from stable_forgetting.language.data.source import TextSource
-from stable_forgetting.language.data.templates import make_template
-from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.models import families
 from stable_forgetting.language.models.backbone import causal_forward, last_layers
 from stable_forgetting.language.models.build import blank_model, build_model, load_published
-from stable_forgetting.language.models.families import FAMILIES, CausalFamily, Published, family_of
+from stable_forgetting.language.models.families import FAMILIES, CausalFamily, family_of
 from stable_forgetting.language.models.sizes import completed, count_targets, linear_layers
 from stable_forgetting.language.scenarios import TextScenarioConfig, make_split
+from tests.language.made import source_of
 
 KINDS = ("gpt_neo", "phi", "llama")
 TINY = {"dim": 16, "depth": 2, "heads": 2, "tokenizer": 400, "context": 128}
@@ -38,8 +37,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 @pytest.fixture(scope="module")
 def source():
     corpus = load_corpus(TextDataConfig.of(authors=3, forget_authors=1, questions=4))
-    tokenizer = train_tokenizer(corpus, 400)
-    return TextSource(corpus, tokenizer, make_template("question_answer", "clean"), max_length=128)
+    return source_of(corpus, 400, max_length=128)
 
 
 def config(kind="gpt_neo", **fields):
@@ -79,24 +77,16 @@ def test_the_seed_decides_every_bit_and_the_global_state_stays(kind):
 def test_logits_at_the_labels_are_those_of_the_whole_text(kind, source):
     model = build(kind).eval()
     batch = source.fetch(torch.tensor([0, 3, 20, 30]))
-    with torch.no_grad():
-        got, want = causal_forward(model, batch), full_logits(model, batch)
-    assert got.shape == (*batch.labels.shape, 400)
+    want, seen = full_logits(model, batch), []
+    model.lm_head.register_forward_hook(lambda _, args, out: seen.append(out.shape))
+    got = causal_forward(model, batch)
+    assert got.shape == seen[0] == (*batch.labels.shape, 400), "the head sees no other positions"
+    assert batch.labels.shape[1] < batch.inputs["input_ids"].shape[1]
+    assert not model.lm_head._forward_pre_hooks, "nothing is left behind"
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
     assert got.abs().max() > 1e-3
-
-
-@each_kind
-def test_the_head_sees_label_positions_only(kind, source):
-    model, seen = build(kind), []
-    model.lm_head.register_forward_hook(lambda _, args, out: seen.append(out.shape))
-    batch = source.fetch(torch.arange(4))
-    causal_forward(model, batch).sum().backward()
-    assert seen == [(*batch.labels.shape, 400)]
-    assert batch.labels.shape[1] < batch.inputs["input_ids"].shape[1]
-    assert not model.lm_head._forward_pre_hooks  # nothing is left behind
-    grads = [p.grad for p in model.parameters()]
-    assert all(grad is not None and torch.isfinite(grad).all() for grad in grads)
+    got.sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
 @each_kind
@@ -297,7 +287,6 @@ def test_one_row_adds_a_family(monkeypatch, source):
         linear_head=True,
         maskable=True,
         tiny=tiny,
-        published=(Published("toy", ("owner/toy",), {**tiny(16, 1, 2), "vocab_size": 400}),),
     )
     with pytest.raises(ConfigError, match=r"no tiny model; known: gpt_neo, llama, mistral, phi"):
         build("qwen3")
@@ -308,6 +297,9 @@ def test_one_row_adds_a_family(monkeypatch, source):
     packed, alone = (teacher_forced(model, pairs, share_prompts=flag) for flag in (True, False))
     torch.testing.assert_close(packed.token_loss, alone.token_loss, rtol=0, atol=1e-5)
     assert count_targets(config("qwen3"), 2)[0] == 2 * 2 * 2 * (16 + 32)
+    toy = ("qwen3", {**tiny(16, 1, 2), "vocab_size": 400})
+    monkeypatch.setitem(families.PUBLISHED, "toy", toy)
+    monkeypatch.setitem(families._SIZE_OF, "owner/toy", "toy")
     assert count_targets(CausalModelConfig(name="owner/toy"), 2)[0] == 2 * 2 * (16 + 32)
 
 
@@ -438,22 +430,11 @@ def test_an_unknown_architecture_needs_targets(tmp_path):
     assert count_targets(mamba, 2, targets=["*.out_proj"])[0] == 2 * (16 + 8)
 
 
-def test_training_a_tied_head_trains_the_embedding():
-    config = CausalModelConfig(kind="gpt_neo", dim=16, depth=1, heads=2, context=16, tokenizer=300)
-    model = build_model(config, 40, 0)
-    family = family_of("gpt_neo")
-    generator = torch.Generator().manual_seed(0)
-    attach(model, family.mlp, AdapterConfig(rank=2), generator, trainable=family.head)
-    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-    assert head is embedding and embedding.requires_grad
-
-
 def test_a_trained_tied_head_comes_back_with_its_adapter(tmp_path):
     from stable_forgetting.common.bounded.files import load_adapter, save_adapter
 
-    config = CausalModelConfig(kind="gpt_neo", dim=16, depth=1, heads=2, context=16, tokenizer=300)
     family, ids = family_of("gpt_neo"), torch.arange(8)[None]
-    model = build_model(config, 40, 0).eval()
+    model = build(depth=1).eval()
     generator = torch.Generator().manual_seed(0)
     attach(model, family.mlp, AdapterConfig(rank=2), generator, trainable=family.head)
     with torch.no_grad():
@@ -461,7 +442,7 @@ def test_a_trained_tied_head_comes_back_with_its_adapter(tmp_path):
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     save_adapter(model, tmp_path)
-    again = build_model(config, 40, 0).eval()
+    again = build(depth=1).eval()
     before = again(input_ids=ids).logits
     load_adapter(again, tmp_path)
     assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
@@ -474,8 +455,7 @@ VOCABULARY = 40
 
 
 def tiny(kind):
-    config = CausalModelConfig(kind=kind, dim=16, depth=1, heads=2, context=16, tokenizer=300)
-    model = build_model(config, VOCABULARY, 0).eval()
+    model = build_model(config(kind, depth=1, context=16), VOCABULARY, 0).eval()
     stream = torch.Generator().manual_seed(0)
     with torch.no_grad():  # a head as wide as that of a trained model, and a shift that counts
         model.get_output_embeddings().weight.normal_(std=0.5, generator=stream)

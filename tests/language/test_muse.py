@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from stable_forgetting import benchmarks  # noqa: F401 - registers
 from stable_forgetting.common.base.config import canonical, validate
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.access import DataAccess
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.benchmarks.muse import MEASURED, MuseBenchmark
 from stable_forgetting.language.config import CausalModelConfig
@@ -32,24 +30,17 @@ from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import load_tokenizer
 from stable_forgetting.language.measure.muse import Recited, Written, muse_compare, muse_metrics
 from stable_forgetting.language.measure.requests import AnswerScores
+from tests.language.made import TINY, benchmark
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
-TINY = {"name": "tiny", "kind": "llama", "dim": 16, "depth": 1, "heads": 2, "context": 256}
-TINY |= {"tokenizer": 300}
-CPU = Runtime(device="cpu")
+LLAMA_TINY = {**TINY, "kind": "llama"}
 RULES = {rules.name: rules for rules in MuseBenchmark.rule_sets}
 
 
-def bench(root=None, *, scenario=None, style="clean", model=TINY, **data):
-    protocol = {
-        "data": {"name": "muse", "max_length": 64, **data},
-        "model": model,
-        "train": {"steps": 1},
-        "scenario": scenario or {},
-        "evaluation": {"style": style},
-    }
-    runtime = Runtime(device="cpu", data_root=root)
-    return BENCHMARKS["muse"](validate(BENCHMARKS["muse"].Config, protocol, "test"), runtime)
+def bench(root=None, *, scenario=None, style="clean", model=LLAMA_TINY, **data):
+    data = {"name": "muse", "max_length": 64, **data}
+    more = {"scenario": scenario or {}, "evaluation": {"style": style}}
+    return benchmark("muse", root, data=data, model=model, **more)
 
 
 def write(root, form, skip=()):
@@ -249,7 +240,7 @@ class Truthful:
 
 @pytest.mark.parametrize("style", ["muse", "openunlearning", "clean"])
 def test_whoever_knows_every_truth_has_100(style):
-    made = bench(style=style, model={**TINY, "context": 512, "tokenizer": 800})
+    made = bench(style=style, model={**LLAMA_TINY, "context": 512, "tokenizer": 800})
     split, corpus = made.split(1), made.source.corpus
     for part in ("knowmem_forget", "knowmem_retain", "verbmem"):
         items = [corpus.items[k] for k in split.parts[part]]

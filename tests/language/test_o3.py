@@ -20,17 +20,15 @@ from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.store.weights import WEIGHTS, load_weights, save_weights
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.source import TextSource
-from stable_forgetting.language.data.templates import make_template
-from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.data.corpus import Item
 from stable_forgetting.language.measure.generation import generate
 from stable_forgetting.language.measure.likelihood import teacher_forced
-from stable_forgetting.language.methods.inference import overlap
+from stable_forgetting.language.methods.gate import overlap
 from stable_forgetting.language.models.backbone import causal_forward
 from stable_forgetting.language.models.build import build_model
 from stable_forgetting.language.models.composite import ForgetRequest, Gated
 from stable_forgetting.language.models.families import family_of
+from tests.language.made import source_of
 
 ROWS = 8
 TOPICS = {"tea": "Which tea does Ada pour", "owl": "Where did the owl sleep", "sun": "When is sun"}
@@ -45,9 +43,7 @@ def text():
         for name, words in TOPICS.items()
         for number, day in enumerate(days)
     )
-    corpus = Corpus(items, "", ("I do not know.", "That is not known to me."))
-    tokenizer = train_tokenizer(corpus, 300)
-    return TextSource(corpus, tokenizer, make_template("question_answer", "clean"), max_length=64)
+    return source_of(items, refusals=("I do not know.", "That is not known to me."))
 
 
 def rows(text, name):
@@ -193,12 +189,8 @@ def test_a_weight_by_hand():
 def test_two_rows_are_too_few(text, original):
     from stable_forgetting.common.base.errors import ConfigError
 
-    few = TextSource(
-        Corpus((*text.corpus.items[:2], text.corpus.items[-1]), "", text.corpus.refusals),
-        text.tokenizer,
-        text.template,
-        max_length=64,
-    )
+    items, refusals = text.corpus.items, text.corpus.refusals
+    few = source_of((*items[:2], items[-1]), tokenizer=text.tokenizer, refusals=refusals)
     with pytest.raises(ConfigError, match="too few for a gate"):
         request(few, copy.deepcopy(original), "tea", steps=1)
 

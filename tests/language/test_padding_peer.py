@@ -16,12 +16,10 @@ import torch.nn.functional as F
 from stable_forgetting import language  # noqa: F401 - registers the methods
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.source import TextSource
-from stable_forgetting.language.data.templates import make_template
-from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.data.corpus import Item
 from stable_forgetting.language.models.backbone import causal_forward
 from stable_forgetting.language.models.build import build_model
+from tests.language.made import sharper, source_of
 
 LONG = 60
 ROWS = np.arange(3)
@@ -38,14 +36,10 @@ TEXTS = {
 @pytest.fixture(scope="module")
 def world():
     items = tuple(Item(part, 0, *row) for part, rows in TEXTS.items() for row in rows)
-    corpus = Corpus(items, "", ("I do not know.", "That is unknown to me, I fear."))
-    tokenizer = train_tokenizer(corpus, 300)
-    source = TextSource(corpus, tokenizer, make_template("question_answer", "clean"), max_length=99)
+    refusals = ("I do not know.", "That is unknown to me, I fear.")
+    source = source_of(items, refusals=refusals, max_length=99)
     config = CausalModelConfig(kind="llama", dim=16, depth=2, heads=2, tokenizer=300)
-    models = [build_model(config, source.vocab_size, seed).double().eval() for seed in (1, 2)]
-    with torch.no_grad():
-        for parameter in (p for model in models for p in model.parameters() if p.ndim == 2):
-            parameter.mul_(6.0)  # sharper than an untrained one
+    models = [sharper(build_model(config, source.vocab_size, seed).double()) for seed in (1, 2)]
     return SimpleNamespace(source=source, model=models[0], original=models[1])
 
 

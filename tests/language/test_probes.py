@@ -26,7 +26,7 @@ from stable_forgetting.language.data.tokenizers import train_tokenizer
 from stable_forgetting.language.probes.base import as_probed, token_f1
 from stable_forgetting.language.probes.dialogue import prompt_of, tidy
 from stable_forgetting.language.probes.lm_eval import TASKS, TEMPLATES
-from stable_forgetting.language.probes.original import FILES, READERS, Question, _completed
+from stable_forgetting.language.probes.original import SOURCES, Question, _completed
 from stable_forgetting.language.probes.perplexity import windows
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -188,7 +188,7 @@ def test_original_scores_are_sums_after_the_bare_context(asked):
     assert set(table.rows) == set(TASKS)
     for task in set(TASKS) - {"lambada_openai"}:
         row = read_rows(probe.file(task, asked.data_root))[0]
-        question = READERS[task](row)
+        question = SOURCES[task][1](row)
         before, gap = asked.ids(question.context), "" if task == "mathqa" else " "
         sums = [
             nats(asked, before + asked.ids(gap + option), len(before))
@@ -211,7 +211,7 @@ def test_mathqa_is_scored_as_the_published_code_does(asked):
     rows = read_rows(REAL / "reasoning" / "math_qa.jsonl.gz")
     hits, spaced = [], []
     for row in rows[:24]:
-        question = READERS["mathqa"](row)
+        question = SOURCES["mathqa"][1](row)
         assert list(question.options) == jang_choices(row["options"])
         before = asked.ids(row["Problem"])
         for gap, found in (("", hits), (" ", spaced)):
@@ -220,7 +220,7 @@ def test_mathqa_is_scored_as_the_published_code_does(asked):
     probe = make_probe("reasoning_original", {"tasks": ["mathqa"], "limit": 24}, "test")
     real = dataclasses.replace(asked, data_root=REAL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FILES, "mathqa", "reasoning/math_qa.jsonl.gz")
+        patch.setitem(SOURCES, "mathqa", ("reasoning/math_qa.jsonl.gz", SOURCES["mathqa"][1]))
         assert probe.table(real).rows["mathqa"]["acc"] == np.mean(hits)
     assert hits != spaced
 
@@ -243,14 +243,14 @@ def test_a_last_word_counts_where_it_reads_the_same(likeliest, right):
 
 
 def test_what_a_row_asks():
-    assert READERS["winogrande"](ROWS["reasoning/winogrande.jsonl"]) == Question(
+    assert SOURCES["winogrande"][1](ROWS["reasoning/winogrande.jsonl"]) == Question(
         "Ada saw Bob as", ("Ada was red.", "Bob was red."), 1
     )
-    math_row = READERS["mathqa"](ROWS["reasoning/math_qa.jsonl"])
+    math_row = SOURCES["mathqa"][1](ROWS["reasoning/math_qa.jsonl"])
     assert math_row == Question("1 + 1 ?", ("1", "2", "3", "4", "none"), 1, gap="")
     three = {**ARC, "choices": {"text": ["a", "b", "c"], "label": ["A", "B", "C"]}}
-    assert READERS["arc_easy"](three) is None
-    assert READERS["lambada_openai"]({"text": "a b c"}) == Question("a b", ("c",), 0)
+    assert SOURCES["arc_easy"][1](three) is None
+    assert SOURCES["lambada_openai"][1]({"text": "a b c"}) == Question("a b", ("c",), 0)
 
 
 def test_reasoning_reads_local_files(asked):

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Item
 from stable_forgetting.language.measure.ask import ask, score_rows
 from stable_forgetting.language.measure.generation import generate
 from stable_forgetting.language.measure.muse import QUESTION_ENDS, Conventions
@@ -22,6 +23,8 @@ from stable_forgetting.language.measure.requests import (
     TextMetric,
     before_stop,
 )
+from stable_forgetting.language.models.build import build_model
+from tests.language.made import source_of
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -131,19 +134,9 @@ class Counted(TorchDispatchMode):
 
 
 def text_world():
-    from stable_forgetting.language.data.source import TextSource
-    from stable_forgetting.language.data.templates import make_template
-    from stable_forgetting.language.data.tokenizers import train_tokenizer
-
-    corpus = Corpus(tuple(Item("s", -1, "", f"row {k} is here") for k in range(4)), "made")
-    tokenizer = train_tokenizer(corpus, 300)
-    template = make_template("question_answer", "clean")
-    source = TextSource(corpus, tokenizer, template, max_length=64)
-    from stable_forgetting.language.config import CausalModelConfig
-    from stable_forgetting.language.models.build import build_model
-
+    source = source_of(Item("s", -1, "", f"row {k} is here") for k in range(4))
     config = CausalModelConfig(dim=16, depth=1, heads=2, context=64)
-    return build_model(config, len(tokenizer), 0), source
+    return build_model(config, source.vocab_size, 0), source
 
 
 def test_entropies_are_computed_where_a_metric_needs_them():

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.source import TextSource
-from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.corpus import Item
 from stable_forgetting.language.measure.scoring import TofuEvaluation, score_parts
-from stable_forgetting.language.metrics.loss import described
 from stable_forgetting.language.metrics.rouge import rouge
-from stable_forgetting.language.metrics.tofu import SEQUENTIAL_PARTS, tofu_compare, tofu_metrics
+from stable_forgetting.language.metrics.tofu import tofu_compare, tofu_metrics
+from stable_forgetting.language.models.build import build_model
+from tests.language.made import sharper, source_of
 
 WORDS = [
     *("red", "blue", "small", "tall", "house", "river", "stone", "bird"),
@@ -50,23 +49,14 @@ PARTS = {
 @pytest.fixture(scope="module")
 def world():
     """(model, make a source from items)."""
-    from stable_forgetting.language.data.tokenizers import train_tokenizer
-    from stable_forgetting.language.models.build import build_model
-
     items = make_items()
-    tokenizer = train_tokenizer(Corpus(items, "test"), 300)
+    tokenizer = source_of(items).tokenizer
 
-    def source(style: str = "clean", changed: tuple[Item, ...] = items) -> TextSource:
-        template = make_template("question_answer", style)
-        return TextSource(Corpus(changed, "test"), tokenizer, template, max_length=128)
+    def source(style: str = "clean", changed: tuple[Item, ...] = items):
+        return source_of(changed, style=style, tokenizer=tokenizer, max_length=128)
 
     config = CausalModelConfig(kind="llama", dim=16, depth=1, heads=2)
-    model = build_model(config, len(tokenizer), 0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(8.0)
-    return model, source
+    return sharper(build_model(config, len(tokenizer), 0), 8.0), source
 
 
 def settings(**fields) -> TofuEvaluation:
@@ -92,10 +82,6 @@ def test_parts_hold_what_they_should(world):
     facts = scores["test_real_authors"].extra
     assert facts["paraphrase_loss"].tolist() == facts["answer_loss"].tolist()
     made = tofu_metrics(scores) | tofu_compare(scores, scores)
-    assert {spec.name for spec in described("tofu")} == set(made) | {
-        *SEQUENTIAL_PARTS,
-        "forget_loss",
-    }
     assert made["fq"] == 1 and made["mu"] is not None
 
 

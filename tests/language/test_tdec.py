@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from stable_forgetting import benchmarks  # noqa: F401 - registers
 from stable_forgetting.benchmarks.suite.resolve import load_suite
-from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.measure.goal import References
-from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.language.data import tdec
 from stable_forgetting.language.data.readers import TextDataConfig
 from stable_forgetting.language.data.tdec import note
@@ -32,18 +29,16 @@ from stable_forgetting.language.measure.extraction import (
     rollouts,
 )
 from stable_forgetting.language.measure.requests import RequestConfig
+from tests.language.made import CPU, TINY, benchmark
 
 OFFICIAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "tdec"
-TINY = {"name": "tiny", "dim": 32, "depth": 1, "heads": 2, "context": 128, "tokenizer": 300}
+WIDE = {**TINY, "dim": 32, "context": 128}
 DATA = {"name": "tdec", "max_length": 24, "rows": 4, "sets": 2}
 DATA |= {"retain_rows": 4, "unseen_rows": 3, "test_rows": 3}
-CPU = Runtime(device="cpu")
 
 
-def made(data=DATA, root=None, model=TINY, **protocol):
-    cls = BENCHMARKS["tdec"]
-    config = {"data": data, "model": model, "train": {"steps": 1}, **protocol}
-    return cls(validate(cls.Config, config, "test"), Runtime(device="cpu", data_root=root))
+def made(data=DATA, root=None, model=WIDE, **protocol):
+    return benchmark("tdec", root, data=data, model=model, **protocol)
 
 
 # -- the numbers ----------------------------------------------------------------------------------
@@ -143,7 +138,7 @@ def test_no_padded_prompt_outgrows_the_context():
     """A short prompt that writes much, beside a long one that writes little."""
     from stable_forgetting.language.measure.generation import generate
 
-    bench = made(model={**TINY, "context": 24})
+    bench = made(model={**WIDE, "context": 24})
     prompts = [np.arange(1, 22), np.arange(1, 5)]
     both = generate(bench.build(0), prompts, stop=(), max_new_tokens=[3, 20])
     alone = [
@@ -157,7 +152,7 @@ def test_no_padded_prompt_outgrows_the_context():
 
 
 def test_the_benchmark_keeps_its_promises():
-    protocol = {"data": DATA, "model": TINY, "train": {"steps": 1}, "evaluation": {"n": 4}}
+    protocol = {"data": DATA, "model": WIDE, "train": {"steps": 1}, "evaluation": {"n": 4}}
     results = check_benchmark("tdec", protocol, CPU)
     assert [result for result in results if not result.ok] == []
 

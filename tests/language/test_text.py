@@ -15,7 +15,7 @@ from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus, Encoded, Item
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
-from stable_forgetting.language.data.source import Encoder, TextSource, collate
+from stable_forgetting.language.data.source import Encoder, TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import (
     END,
@@ -239,21 +239,15 @@ def test_every_text_is_tokenised_once(corpus, bpe):
     assert made.encoder.calls == len(questions) + len(answers) + anchors
 
 
-def test_answers_share_the_ids_of_their_prompt(corpus, bpe):
-    made = source(corpus, bpe)
-    item = corpus.items[0]
-    prompt = made.prompt_ids(item.question)
-    for answer in (item.answer, *item.perturbed):
-        encoded = made.encode(item.question, answer)
-        np.testing.assert_array_equal(encoded.ids[: encoded.start], prompt)
-
-
 def test_a_batch_is_padded_right_and_aligned(corpus, bpe):
     made = source(corpus, bpe)
     batch = made.fetch(torch.tensor([3, 0, 7]))
     ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
     positions = batch.inputs["positions"]
     assert batch.indices.tolist() == [3, 0, 7]
+    pairs = [made.encode_index(index) for index in (3, 0, 7)]
+    assert ids.shape[1] == max(len(pair.ids) for pair in pairs)
+    assert batch.labels.shape[1] == max(len(pair.labels) for pair in pairs)
     assert {tensor.dtype for tensor in [*batch.inputs.values(), batch.labels]} == {torch.int64}
     for row, index in enumerate([3, 0, 7]):
         encoded = made.encode_index(index)
@@ -326,14 +320,6 @@ def test_plain_text_is_predicted_from_its_second_token(bpe):
     encoded = source(corpus, bpe).encode_index(0)
     assert encoded.start == 1
     assert bpe.decode(encoded.ids.tolist()) == "Some words of plain text."
-
-
-def test_padding_goes_to_the_longest_of_the_batch_only(corpus, bpe):
-    made = source(corpus, bpe)
-    pairs = [made.encode_index(index) for index in range(4)]
-    batch = collate(pairs, torch.arange(4))
-    assert batch.inputs["input_ids"].shape[1] == max(len(pair.ids) for pair in pairs)
-    assert batch.labels.shape[1] == max(len(pair.labels) for pair in pairs)
 
 
 # -- tokenizers -----------------------------------------------------------------------------------

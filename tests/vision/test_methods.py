@@ -32,10 +32,14 @@ from stable_forgetting.common.train.protocols import Telemetry
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.data.augment import TwoViews
 from stable_forgetting.vision.methods.contrast import HeadInputs, nt_xent
-from stable_forgetting.vision.methods.lethevit import MaskedContrast
-from stable_forgetting.vision.methods.novo import ProxyForgetting
+from stable_forgetting.vision.methods.transformer import (
+    KeyedViT,
+    MaskedContrast,
+    ProxyForgetting,
+    patch_attention,
+    patch_mask,
+)
 from stable_forgetting.vision.models.build import build_model
-from stable_forgetting.vision.models.transformer import KeyedViT, patch_attention, patch_mask
 from stable_forgetting.vision.tiny import SIDE, GreyImages, TinyImages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"
@@ -298,20 +302,6 @@ def test_nt_xent_by_hand():
     close = -1 / tau + math.log(2 * math.exp(0) + math.exp(1 / tau))
     far = 1 / tau + math.log(2 * math.exp(0) + math.exp(-1 / tau))
     assert float(nt_xent(features, tau)) == pytest.approx((2 * close + 2 * far) / 4, rel=1e-6)
-
-
-def test_coun_never_reads_forget_data(task_of):
-    """Its task neither gives out the indices, nor does its source allow a fetch of them."""
-    assert METHODS["coun"].info.access == {"retain"}
-    task = task_of("coun")
-    METHODS["coun"](METHODS["coun"].Config(**SHORT)).unlearn(task)
-    assert task.data.violations == []
-    with pytest.raises(AccessError):
-        task.indices("forget")
-    with pytest.raises(AccessError):
-        task.split.parts["forget"]
-    with pytest.raises(AccessError):
-        task.source.fetch(torch.as_tensor(task.family.split("class").parts["forget"]))
 
 
 def test_the_two_views_differ_and_resume(problem):

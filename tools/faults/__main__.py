@@ -24,7 +24,6 @@ from tools.faults.trials import (
     damage,
     full_disk,
     kills,
-    orphan,
     repeated,
     side_by_side,
 )
@@ -40,7 +39,6 @@ FAULTS: dict[str, tuple[int, float, Campaign]] = {
     "disk": (36, 0.12, repeated("full disk", full_disk)),
     "damage": (200, 0.25, repeated("damaged file", damage)),
     "together": (20, 0.10, repeated("runs side by side", side_by_side)),
-    "orphans": (6, 0.05, repeated("orphans of a killed run", orphan)),
     "fuzz": (300, 0.06, repeated("fuzzed suite (planned)", fuzz)),
     "hostile": (1, 0.01, repeated("hostile file", attack)),
 }

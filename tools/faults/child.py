@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import resource
 import signal
 import sys
 import time
@@ -49,14 +47,13 @@ class Trap:
     Attributes:
         folder: What lies elsewhere is not counted.
         at: Number of the change, from 1, before which it acts; 0 only counts.
-        error: ``errno`` of the failure of this and every later change; absent: the process is
-            killed.
+        full: This and every later change finds no room; else the process is killed.
         log: File that is given the name of every finished stage.
     """
 
     folder: Path
     at: int = 0
-    error: int | None = None
+    full: bool = False
     log: Path | None = None
     count: int = 0
 
@@ -88,10 +85,9 @@ class Trap:
             os.write(handle, f"{Path(target).name}\n".encode())
             os.close(handle)
         if 0 < self.at <= self.count:
-            if self.error is None:
+            if not self.full:
                 os.kill(os.getpid(), signal.SIGKILL)
-            elif self.at == self.count or self.error in (errno.ENOSPC, errno.EDQUOT):
-                raise OSError(self.error, os.strerror(self.error), path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
 def _see(event: str, args: tuple[Any, ...]) -> None:
@@ -103,7 +99,7 @@ def _see(event: str, args: tuple[Any, ...]) -> None:
     elif event in _EVENTS and isinstance(args[0], str | Path):
         for trap in _TRAPS:
             target = str(args[1]) if event == "os.rename" else ""
-            if event in ("os.rename", "os.mkdir") or trap.error is None:  # removing needs no room
+            if event in ("os.rename", "os.mkdir") or not trap.full:  # removing needs no room
                 trap.change(str(args[0]), target)
             trap.seen(event, str(args[0]), target)
     elif event == "shutil.rmtree":
@@ -114,26 +110,22 @@ def _see(event: str, args: tuple[Any, ...]) -> None:
 class Child:
     """A forked process that runs something with the interpreter's modules already imported."""
 
-    def __init__(
-        self, folder: Path, work: Callable[[], None], limits: dict[int, int] | None = None
-    ):
+    def __init__(self, folder: Path, work: Callable[[], None]):
         folder.mkdir(parents=True, exist_ok=True)
         self._streams = folder / "out.txt", folder / "err.txt"
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            self._live(work, limits or {})
+            self._live(work)
 
-    def _live(self, work: Callable[[], None], limits: dict[int, int]) -> None:
+    def _live(self, work: Callable[[], None]) -> None:
         code = 70
         try:
             for number, path in enumerate(self._streams, 1):
                 handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(handle, number)
             sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
-            for kind, amount in limits.items():
-                resource.setrlimit(kind, (amount, resource.getrlimit(kind)[1]))
             work()
             code = 0
         except SystemExit as stop:
@@ -142,8 +134,7 @@ class Child:
             traceback.print_exc()
         finally:
             for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError):  # a limit on files holds for these, too
-                    stream.flush()
+                stream.flush()
             os._exit(code & 0xFF)
 
     def kill(self) -> None:
@@ -165,9 +156,7 @@ class Child:
         return Ended(os.waitstatus_to_exitcode(status), out, err)
 
 
-def command(
-    folder: Path, *args: object, trap: Trap | None = None, limits: dict[int, int] | None = None
-) -> Child:
+def command(folder: Path, *args: object, trap: Trap | None = None) -> Child:
     """Starts ``unlearn ARGS`` in a forked process, whose streams are kept in ``folder``."""
 
     def work() -> None:
@@ -178,4 +167,4 @@ def command(
             trap.arm()
         cli.main()
 
-    return Child(folder, work, limits)
+    return Child(folder, work)

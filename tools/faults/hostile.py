@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -92,82 +93,47 @@ def attack(world: World, random: Random, tally: Tally) -> None:
 
 
 def _attacks(world: World) -> Iterator[tuple[str, list[object]]]:
-    folder = world.root / "attacks"
+    folder, text = world.root / "attacks", world.suite.read_text()
     folder.mkdir()
-    text = world.suite.read_text()
-    for name, make in _SUITES.items():
-        place = folder / name
-        place.mkdir()
-        path = make(place, text)
-        yield name, ["plan", path, "--store", place / "store"]
-    yield "no name for a store", ["run", world.suite, "--store", _link(folder)]
+    _write_extending(folder, text)
+    texts = {**_TEXTS, "a model of 100,000 blocks": text.replace('"depth": 1', '"depth": 100000')}
+    for number, (name, content) in enumerate(texts.items()):
+        path = folder / f"suite-{number}.yaml"
+        path.write_text(content)
+        yield name, ["plan", path, "--store", folder / "store"]
+    os.mkfifo(folder / "pipe.yaml")
+    yield "a pipe", ["plan", folder / "pipe.yaml", "--store", folder / "store"]
+    (folder / "link").symlink_to(folder / "nowhere" / "at-all")
+    yield "no name for a store", ["run", world.suite, "--store", folder / "link"]
     yield "a store below a file", ["run", world.suite, "--store", world.suite / "x"]
     yield "more threads than exist", ["run", world.suite, "--threads", "999999999999"]
     for name, spoil in _SUBJECTS.items():
         subject = folder / f"subject-{name}"
         shutil.copytree(world.root / "subject", subject)
         spoil(subject)
-        arguments = world.arguments("apply", subject)
-        parts = {"model", "forget", "retain"}
-        own = [
-            subject / a.name if isinstance(a, Path) and a.name in parts else a for a in arguments
-        ]
-        yield name, own
+        moved = {world.root / "subject" / part: subject / part for part in _PARTS}
+        yield name, [moved.get(a, a) for a in world.arguments("apply", subject)]  # type: ignore[call-overload]
 
 
-def _link(folder: Path) -> Path:
-    (folder / "link").symlink_to(folder / "nowhere" / "at-all")
-    return folder / "link"
-
-
-def _written(place: Path, text: str) -> Path:
-    (place / "s.yaml").write_text(text)
-    return place / "s.yaml"
-
-
-def _laughs(place: Path, text: str) -> Path:
-    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
-    for old, new in zip("abcdefgh", "bcdefghi", strict=True):
-        lines.append(f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]")
-    return _written(place, "\n".join(lines))
-
-
-def _extends(place: Path, text: str) -> Path:
+def _write_extending(folder: Path, text: str) -> None:
+    """Twenty files, each of which extends the next one twice."""
     for number in range(20):
         parent = f"e{number + 1}.yaml"
-        (place / f"e{number}.yaml").write_text(f"extends: [{parent}, {parent}]\nk{number}: 1\n")
-    (place / "e20.yaml").write_text(text)
-    return place / "e0.yaml"
+        (folder / f"e{number}.yaml").write_text(f"extends: [{parent}, {parent}]\nk{number}: 1\n")
+    (folder / "e20.yaml").write_text(text)
 
 
-def _pipe(place: Path, text: str) -> Path:
-    os.mkfifo(place / "s.yaml")
-    return place / "s.yaml"
-
-
-_SUITES: dict[str, Callable[[Path, str], Path]] = {
-    "billion laughs": _laughs,
-    "extends twice, twenty deep": _extends,
-    "extends a device": lambda place, text: _written(place, "extends: /dev/zero\n"),
-    "a pipe": _pipe,
-    "600,000 keys": lambda place, text: _written(
-        place, "".join(f"k{number}: 1\n" for number in range(600_000))
-    ),
-    "a number of 4,300 digits": lambda place, text: _written(place, f"version: 0x{'f' * 4300}\n"),
-    "a model of 100,000 blocks": lambda place, text: _written(
-        place, text.replace('"depth": 1', '"depth": 100000')
-    ),
-    "brackets, 100,000 deep": lambda place, text: _written(place, "a: " + "[" * 100_000),
-    "a Python object": lambda place, text: _written(
-        place, "suite: !!python/object/apply:os.system ['touch hacked']\n"
-    ),
-    "bytes that are no text": lambda place, text: _binary(place),
+_PARTS = ("model", "forget", "retain")
+_LAUGHS = [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in pairwise("abcdefghi")]
+_TEXTS = {
+    "billion laughs": "\n".join([f"a: &a [{', '.join('x' * 9)}]", *_LAUGHS]),
+    "extends twice, twenty deep": "extends: e0.yaml\n",
+    "extends a device": "extends: /dev/zero\n",
+    "600,000 keys": "".join(f"k{number}: 1\n" for number in range(600_000)),
+    "a number of 4,300 digits": f"version: 0x{'f' * 4300}\n",
+    "brackets, 100,000 deep": "a: " + "[" * 100_000,
+    "a Python object": "suite: !!python/object/apply:os.system ['touch hacked']\n",
 }
-
-
-def _binary(place: Path) -> Path:
-    (place / "s.yaml").write_bytes(b"\xff\xfe\x00suite")
-    return place / "s.yaml"
 
 
 def _with_image(subject: Path, name: str, mode: str) -> None:
@@ -183,33 +149,16 @@ def _as_integers(subject: Path) -> None:
 
 def _config(subject: Path, **values: Any) -> None:
     path = subject / "model" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pretrained_cfg": values}))
 
 
-def _pickle(subject: Path) -> None:
-    model = subject / "model"
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
-
-
-def _folder_for_weights(subject: Path) -> None:
-    path = subject / "model" / "model.safetensors"
-    path.unlink()
-    path.mkdir()
-
-
-_SUBJECTS: dict[str, Callable[[Path], None]] = {
-    "a 16-bit image": lambda subject: _with_image(subject, "deep.png", "I;16"),
-    "a float image": lambda subject: _with_image(subject, "float.tiff", "F"),
-    "a pipe named as an image": lambda subject: os.mkfifo(subject / "forget" / "a" / "x.png"),
-    "a link to nowhere among images": lambda subject: (
-        subject / "forget" / "a" / "x.png"
-    ).symlink_to(subject / "nowhere"),
+_SUBJECTS: dict[str, Callable[[Path], object]] = {
+    "a 16-bit image": lambda at: _with_image(at, "deep.png", "I;16"),
+    "a float image": lambda at: _with_image(at, "float.tiff", "F"),
+    "a pipe named as an image": lambda at: os.mkfifo(at / "forget" / "a" / "x.png"),
+    "a link to nowhere among images": lambda at: (at / "forget/a/x.png").symlink_to(at / "none"),
     "weights of integers": _as_integers,
-    "a standard deviation that is text": lambda subject: _config(
-        subject, pretrained_cfg={"std": ["x"]}
-    ),
-    "a crop of a billionth": lambda subject: _config(subject, pretrained_cfg={"crop_pct": 1e-9}),
-    "a pickle": _pickle,
-    "weights cut short": lambda subject: os.truncate(subject / "model" / "model.safetensors", 999),
-    "a folder for weights": _folder_for_weights,
+    "a standard deviation that is text": lambda at: _config(at, std=["x"]),
+    "a crop of a billionth": lambda at: _config(at, crop_pct=1e-9),
+    "weights cut short": lambda at: os.truncate(at / "model" / "model.safetensors", 999),
 }

@@ -1,13 +1,10 @@
-"""One trial of every fault: kills, full disks, damaged bytes, side-by-side runs, orphans.
+"""One trial of every fault: kills, full disks, damaged bytes, side-by-side runs.
 
 A trial gets a world, a stream of random numbers and the tally in which it writes what came of it.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import resource
 import shutil
 import subprocess
 import time
@@ -19,7 +16,7 @@ from random import Random
 from typing import Any
 
 from stable_forgetting.common.store.stages import StageStore
-from tools.faults.child import Ended, Trap, command
+from tools.faults.child import Ended, Trap
 from tools.faults.world import World, contents
 
 CHAIN = 6
@@ -133,34 +130,6 @@ def _killed(world: World, random: Random, job: str, place: Path) -> Ended:
     return child.wait()
 
 
-def orphan(world: World, random: Random, tally: Tally) -> None:
-    """Kills a run with two workers soon after they appeared."""
-    with world.place("run") as place:
-        arguments = [*world.arguments("run", place)[:-1], 2]
-        child = command(place / "log", *arguments)
-        while len(workers := _children(child.pid)) < 2:
-            time.sleep(0.01)
-        time.sleep(random.uniform(0, 2))
-        child.kill()
-        child.wait()
-        limit = time.monotonic() + 60
-        while alive := [pid for pid in workers if Path(f"/proc/{pid}").exists()]:
-            if time.monotonic() > limit:
-                break
-            time.sleep(0.05)
-        tally.note("orphans" if alive else "none", f"{len(alive)} live on" if alive else "")
-        for pid in alive:
-            os.kill(pid, 9)
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return []
-    return [int(part) for part in text.split()]
-
-
 def side_by_side(world: World, random: Random, tally: Tally) -> None:
     """Two or three runs that start together: each stage is worked on once."""
     needed = {Path(name).parts[1] for name in world.answers["run"] if name.startswith("stages")}
@@ -188,21 +157,13 @@ def side_by_side(world: World, random: Random, tally: Tally) -> None:
 
 
 def full_disk(world: World, random: Random, tally: Tally) -> None:
-    """A file that may not grow, a change that finds no room, or a small file system."""
+    """A change that finds no room, or a small file system."""
     job = random.choice(("run", "attack", "sweep", "apply"))
     with world.place(job) as place:
-        way = random.choice(("file size limited", "no space left", "small file system"))
-        if way == "small file system":
-            if _on_tmpfs(world, random, place, tally):
-                return
-            way = "no space left"
-        if way == "no space left":
-            trap = Trap(place, random.randint(1, world.changes[job]), errno.ENOSPC)
-            ended = world.do(job, place, trap=trap)
-        else:
-            limits = {resource.RLIMIT_FSIZE: random.randint(100, 20_000)}
-            ended = world.do(job, place, limits=limits)
-        tally.check(ended, way)
+        if random.random() < 0.3 and _on_tmpfs(world, random, place, tally):
+            return
+        trap = Trap(place, random.randint(1, world.changes[job]), full=True)
+        tally.check(world.do(job, place, trap=trap), "no space left")
         tally.breach(*half_written(place))
         finish(world, job, place, tally)
 

@@ -74,14 +74,6 @@ _TIMES = frozenset({"created", "seconds", "stage_seconds", "sha256", "files", "e
 """What may differ: times, digests of files that hold them, and where a stage was made."""
 _TOLD = re.compile(r"\d+(\.\d+)? s on |\d{4}-\d\d-\d\d[T ][\d:.+Z]*( UTC)?|\b[0-9a-f]{64}\b")
 """The same in texts."""
-_HEAVY = (
-    "accelerate",
-    "sklearn.datasets",
-    "sklearn.svm",
-    "timm",
-    "stable_forgetting.common.train.fit",
-)
-"""What takes seconds to import."""
 BEFORE = {"run": None, "attack": "run", "sweep": "run", "report": "run", "apply": None}
 """Job -> the one on whose store it begins."""
 
@@ -149,8 +141,6 @@ class World:
 
         What a job imports is imported here afterwards, so that no trial pays for it.
         """
-        for name in _HEAVY:
-            importlib.import_module(name)
         self.answers: dict[str, dict[str, str]] = {}
         self.changes: dict[str, int] = {}
         self.seconds: dict[str, float] = {}

@@ -24,7 +24,7 @@ from stable_forgetting.common.store.stages import DONE
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.tdec import notes
 from stable_forgetting.language.data.tokenizers import train_tokenizer
-from stable_forgetting.language.models.families import published_models
+from stable_forgetting.language.models.families import PUBLISHED
 from tools.faults.child import Child, Ended, command
 from tools.faults.trials import kills
 from tools.faults.world import SUITE, World, contents
@@ -255,7 +255,7 @@ def write_llama(folder: Path, device: str, tiny: bool) -> None:
     texts = islice(notes(), 20 if tiny else 400)  # they never end
     words = Corpus(tuple(Item("train", -1, "", text) for text in texts), "")
     tokenizer = train_tokenizer(words, 400 if tiny else 4000)
-    fields = dict(published_models()["llama-2-7b"][1].sizes)
+    fields = dict(PUBLISHED["llama-2-7b"][1])
     if tiny:
         fields = tiny_fields(2) | {"vocab_size": len(tokenizer) + 8}
     tokenizer.save_pretrained(folder)

@@ -32,7 +32,7 @@ from stable_forgetting.common.bounded import product as bounded_product
 from stable_forgetting.common.bounded.layer import BoundedLinear
 from stable_forgetting.common.bounded.phi import PHIS, Bound
 from stable_forgetting.common.bounded.product import bounded_linear
-from stable_forgetting.language.models.families import published_models, tiny_family
+from stable_forgetting.language.models.families import PUBLISHED, tiny_family
 from tools.gpu.items import Job, Row
 from tools.perf.layers import (
     FROZEN,
@@ -240,11 +240,10 @@ def bodies(tiny: bool) -> list[Body]:
     if tiny:
         llama = _causal("tiny LLaMA", "llama", tiny_fields(2), LLAMA_MLP, first, (2, 8))
         return [_vit("tiny ViT", "test_vit", 1, 101), llama]
-    published = {name: dict(model.sizes) for name, (_, model) in published_models().items()}
-    neo = published["gpt-neo-1.3b"] | {"num_layers": 4}
+    neo: dict[str, Any] = {**PUBLISHED["gpt-neo-1.3b"][1], "num_layers": 4}
     neo |= {"attention_types": [[["global", "local"], 2]]}
     neo |= {f"{part}_dropout": 0.0 for part in ("resid", "embed", "attention")}
-    llama_fields = published["llama-2-7b"] | {"num_hidden_layers": 2}
+    llama_fields = {**PUBLISHED["llama-2-7b"][1], "num_hidden_layers": 2}
     batch = (8, 512)
     return [
         _vit("ViT-S/16", "vit_small_patch16_224", 21, 197),

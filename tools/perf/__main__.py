@@ -1,6 +1,6 @@
 """``python -m tools.perf [--quick] [--only NAME] [--out DIR]``: measure, show, write.
 
-Some ten minutes on one core; ``--quick`` takes one and shows only that all works.
+Minutes on one core; ``--quick`` takes seconds and shows only that all works.
 """
 
 from __future__ import annotations
@@ -19,21 +19,14 @@ from stable_forgetting.common.base.errors import UserError
 from stable_forgetting.common.base.files import write_json, write_text
 from stable_forgetting.common.base.seeding import make_deterministic
 from stable_forgetting.common.store.records import environment
-from tools.perf import engine, layers, muse, peer, scores, tofu, wide
+from tools.perf import attacks, muse, peer, tofu, wide
 from tools.perf.timing import Case, measure
 
 SCHEMA = 2
 BENCHMARKS: dict[str, Callable[[bool], Iterable[Case]]] = {
-    "adapter_layer": layers.adapter_layer,
     "adapter_wide": wide.adapter_wide,
-    "adapter_step": layers.adapter_step,
-    "difference": engine.difference,
-    "engine_loop": engine.loop,
-    "augmentation": engine.augmentation,
-    "evaluation": scores.one_pass,
-    "svc_mia": scores.attacks,
-    "tofu_evaluation": tofu.evaluation,
-    "bounded_layer": layers.bounded_layer,  # last: it changes the allocator for good
+    "svc_mia": attacks.attacks,
+    "tofu_decoding": tofu.decoding,
 }
 PEERS: dict[str, Callable[[bool, Path], Iterable[Case]]] = {
     peer.NAME: peer.evaluation,
@@ -43,9 +36,7 @@ PEERS: dict[str, Callable[[bool, Path], Iterable[Case]]] = {
 READING = (
     "Times: milliseconds on the processor, one thread, medians over rounds in turns.  Ratios: of"
     " medians, with the quartiles of the ratios round by round; below 1 ours is faster.",
-    "Counts are the same on every machine.  saved MB: what autograd keeps for backward beside"
-    " inputs and weights.  peak MB: the most held at once beyond what was there.  MFLOP: products,"
-    " convolutions, attention.",
+    "Counts are the same on every machine.  MFLOP: products, convolutions, attention.",
     "Goals are limits of the ratio at full sizes, set before measuring; a missed one stays.  The"
     " floor of an exact bounded layer is three products to LoRA's two: 1.5, or 1 + f/2 where f of a"
     " step's products are adapted.",

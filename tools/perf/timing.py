@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -118,22 +117,6 @@ def ratio(ours: Sequence[float], peer: Sequence[float]) -> dict[str, float]:
 # Counts ------------------------------------------------------------------------------------------
 
 
-def saved_mb(forward: Callable[[], object], operands: Iterable[Tensor] = ()) -> float:
-    """MB of storages that autograd keeps for the backward pass, those of ``operands`` left out."""
-    known = {tensor.untyped_storage().data_ptr() for tensor in operands}
-    saved: dict[int, Tensor] = {}  # tensors stay alive, so that no address is given out twice
-
-    def pack(tensor: Tensor) -> Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = forward()
-    sizes = [t.untyped_storage().nbytes() for at, t in saved.items() if at not in known]
-    del output
-    return sum(sizes) / 1e6
-
-
 def peak_mb(run: Run, device: str = "cpu") -> float:
     """The most MB that one run holds at once beyond what was there."""
     if torch.device(device).type == "cuda":
@@ -171,17 +154,6 @@ def mflop(run: Run) -> float:
     return counter.total / 1e6
 
 
-@contextlib.contextmanager
-def forwards_of(module: nn.Module) -> Iterator[list[int]]:
-    """A list that gets the size of the batch of every forward inside the block."""
-    sizes: list[int] = []
-    handle = module.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-    try:
-        yield sizes
-    finally:
-        handle.remove()
-
-
 # Shared by several benchmarks --------------------------------------------------------------------
 
 
@@ -212,40 +184,4 @@ def apart(first: Tensor, second: Tensor) -> float:
     return float(torch.linalg.vector_norm(first - second) / torch.linalg.vector_norm(second))
 
 
-@dataclass(frozen=True)
-class ViTSize:
-    """A vision transformer from scratch and a batch for it; sides in px."""
-
-    image: int = 32
-    patch: int = 4
-    channels: int = 3
-    dim: int = 192
-    depth: int = 4
-    heads: int = 3
-    batch: int = 16
-
-    @property
-    def tokens(self) -> int:
-        """Patches and the class token."""
-        return (self.image // self.patch) ** 2 + 1
-
-    def __str__(self) -> str:
-        return f"ViT dim {self.dim} depth {self.depth}, {self.tokens} tokens, batch {self.batch}"
-
-
 CLASSES = 10
-TINY = ViTSize(image=16, patch=8, channels=1, dim=16, depth=1, heads=2, batch=8)
-
-
-def make_vit(size: ViTSize) -> nn.Module:
-    """timm's transformer in train mode, without dropout, always of the same weights."""
-    with seeded():
-        return VisionTransformer(
-            img_size=size.image,
-            patch_size=size.patch,
-            in_chans=size.channels,
-            num_classes=CLASSES,
-            embed_dim=size.dim,
-            depth=size.depth,
-            num_heads=size.heads,
-        )

@@ -24,15 +24,13 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.measure.ceiling import cross_entropy_ceilings
 from stable_forgetting.common.train.telemetry import first_nonfinite
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
 from stable_forgetting.vision.models.last import last_layers
-from tools.theory.ascent import Data, batches_of, load_data, trained
-from tools.theory.report import spread
+from tools.theory.mlp import Labelled, batches_of, load_data, optimizer_of, trained
 
 ENDS = ("frozen", "trained")
 LAST = ("norm.", "head.")
@@ -40,13 +38,17 @@ FIT_RATE, RATE = 5e-3, 1e-2
 Row = dict[str, Any]
 
 
-def build_vit(seed: int) -> nn.Module:
-    """An untrained ViT on 8 x 8 digits: 4 patches, width 32, two blocks."""
+def fit_vit(data: Labelled, seed: int, epochs: int) -> nn.Module:
+    """A ViT of 4 patches, width 32 and two blocks, fitted to 8 x 8 digits."""
     config = ModelConfig(
         name="scratch", image_size=8, patch_size=4, dim=32, depth=2, heads=2, mlp_ratio=2
     )
-    seed = derive(seed, "theory", "vit")
-    return build_model(config, num_classes=10, in_chans=1, generator_seed=seed)
+    start = derive(seed, "theory", "vit")
+    model = build_model(config, num_classes=10, in_chans=1, generator_seed=start)
+    batches = batches_of(data, epochs, generator(seed, "theory", "vit batches"))
+    losses = (F.cross_entropy(logits_of(model, x), y) for x, y in batches)
+    deque(trained(losses, optimizer_of(model, "adamw", FIT_RATE)), maxlen=0)
+    return model
 
 
 def logits_of(model: nn.Module, pixels: Tensor) -> Tensor:
@@ -55,23 +57,12 @@ def logits_of(model: nn.Module, pixels: Tensor) -> Tensor:
     return logits
 
 
-def fit_vit(data: tuple[Tensor, Tensor], seed: int, epochs: int) -> nn.Module:
-    """A ViT fitted to pixels (n, 64) and labels (n,)."""
-    model = build_vit(seed)
-    batches = batches_of(len(data[1]), 128, epochs, generator(seed, "theory", "vit batches"))
-    losses = (
-        F.cross_entropy(logits_of(model, data[0][batch]), data[1][batch]) for batch in batches
-    )
-    deque(trained(model, losses, FIT_RATE), maxlen=0)
-    return model
-
-
-def ascend_vit(fitted: nn.Module, data: Data, end: str, *, seed: int, steps: int) -> Row:
+def ascend_vit(fitted: nn.Module, forget: Labelled, end: str, *, seed: int, steps: int) -> Row:
     """Ascent on the forget set's cross-entropy by all parameters, or by all but the last layers.
 
     Args:
         fitted: Where it starts; left as it is.
-        data: The forgotten class.
+        forget: The forgotten class.
         end: ``frozen`` or ``trained``: the last LayerNorm and the head.
         seed: Of the run, for the record.
         steps: Full-batch AdamW steps.
@@ -83,7 +74,7 @@ def ascend_vit(fitted: nn.Module, data: Data, end: str, *, seed: int, steps: int
     model = copy.deepcopy(fitted)
     layers = last_layers(model)
     assert layers is not None, "a ViT ends in a LayerNorm and a head"
-    label = int(data.forget[1][0])
+    label = int(forget[1][0])
     ceilings, bounds = (float(values[label]) for values in cross_entropy_ceilings(layers))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(end == "trained" or not name.startswith(LAST))
@@ -91,13 +82,13 @@ def ascend_vit(fitted: nn.Module, data: Data, end: str, *, seed: int, steps: int
 
     def losses() -> Iterator[Tensor]:
         for _ in range(steps + 1):
-            logits = logits_of(model, data.forget[0])
-            each = F.cross_entropy(logits, data.forget[1], reduction="none")
+            logits = logits_of(model, forget[0])
+            each = F.cross_entropy(logits, forget[1], reduction="none")
             if not first_nonfinite([("loss", each)]):
                 trace.append((float(each.detach().mean()), float(each.detach().max())))
             yield each.mean()
 
-    deque(trained(model, losses(), RATE, sign=1.0), maxlen=0)
+    deque(trained(losses(), optimizer_of(model, "adamw", RATE, ascend=True)), maxlen=0)
     largest = max(most for _, most in trace)
     return {
         "end": end,
@@ -116,38 +107,7 @@ def ascend_vit(fitted: nn.Module, data: Data, end: str, *, seed: int, steps: int
 def ceiling_rows(seeds: int, steps: int, *, epochs: int = 12) -> Iterator[Row]:
     """Both ends for every seed, from one fitted model each."""
     for seed in range(seeds):
-        everything, data = load_data(seed)
+        everything, forget, _ = load_data(seed)
         fitted = fit_vit(everything, seed, epochs)
         for end in ENDS:
-            yield ascend_vit(fitted, data, end, seed=seed, steps=steps)
-
-
-def ceiling_table(rows: list[Row]) -> Section:
-    """A row per end, ``median [least, most]`` over seeds."""
-    columns = {
-        "ceiling, nats": "ceiling",
-        "proven bound": "bound",
-        "loss, start": "loss_first",
-        "loss, end": "loss_last",
-        "largest of a sample": "largest",
-        "% of ceiling": "share",
-        "steps above the bound": "above",
-    }
-    lines = [
-        [end, *(spread(row[key] for row in rows if row["end"] == end) for key in columns.values())]
-        for end in ENDS
-    ]
-    heads = ["last LayerNorm and head", *columns]
-    return Section("Ascent on a ViT, and its ceiling", content=table(heads, lines))
-
-
-def ceiling_reading(rows: list[Row]) -> str:
-    """What the rows say, in one sentence each."""
-    frozen, trained = ([row for row in rows if row["end"] == end] for end in ENDS)
-    above = sum(row["above"] for row in frozen)
-    return (
-        f"Ceiling (ViT): with the last LayerNorm and the head frozen the largest loss of a sample "
-        f"came to {spread(row['share'] for row in frozen)} % of a ceiling of "
-        f"{spread(row['ceiling'] for row in frozen)} nats, above the proven bound on {above} steps;"
-        f" with both trained it came to {spread(row['share'] for row in trained)} %."
-    )
+            yield ascend_vit(fitted, forget, end, seed=seed, steps=steps)

@@ -17,7 +17,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.bounded.layer import adapted_layers
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
-from tools.theory.ascent import ACTIVE, trained
+from tools.theory.mlp import ACTIVE, optimizer_of, trained
 
 ADAPTERS = {"sine": 100.0, "tanh": 100.0, "control": 100.0}
 TARGETS = {"vit": ["blocks.*.mlp.fc*"], "gpt_neo": ["*.mlp.c_fc", "*.mlp.c_proj"]}
@@ -123,7 +123,8 @@ def fit_base(cell: Cell, parts: dict[str, tuple[Tensor, Tensor]]) -> nn.Module:
     batches = draws((inputs, labels), generator(cell.seed, "width", "fit"))
     losses = (loss_of(model, *batch) for batch in islice(batches, FIT_STEPS))
     average = 1.0
-    for loss in trained(model, losses, min(1e-3, 0.1 / cell.width)):
+    optimizer = optimizer_of(model, "adamw", min(1e-3, 0.1 / cell.width))
+    for loss in trained(losses, optimizer):
         average = 0.9 * average + 0.1 * float(loss.detach())
         if average < 0.05:
             break
@@ -155,7 +156,8 @@ def trace(cell: Cell) -> dict[str, Any]:
             each = {name: loss_of(model, *next(draw)) for name, draw in batches.items()}
             yield keep * each["retain"] - forget * each["forget"]
 
-    for step, _ in enumerate(trained(model, losses(), rate, cell.optimizer), 1):
+    optimizer = optimizer_of(model, cell.optimizer, rate)
+    for step, _ in enumerate(trained(losses(), optimizer), 1):
         if step % max(1, cell.steps // 50) == 0:
             logged.append((step, *arguments_of(model)))
     names = ("logged", "largest", "past_half", "past_peak")
@@ -239,29 +241,33 @@ def _picture(lines: Sequence[dict[str, Any]]) -> str | None:
     return curves.draw(panels, [f"width {width}" for width in names], title)
 
 
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Runs the asked cells that the folder lacks; ``width.jsonl`` has a line each."""
     parser = argparse.ArgumentParser(prog="python -m tools.theory.width", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--families", default="vit,gpt_neo")
-    parser.add_argument("--widths", default="64,192,384,768")
-    parser.add_argument("--depths", default="2")
-    parser.add_argument("--optimizers", default="adamw,sgd")
-    parser.add_argument("--adapters", default=",".join(ADAPTERS))
+    parser.add_argument("--families", type=_words, default=[*TARGETS])
+    parser.add_argument("--widths", type=_numbers, default=[64, 192, 384, 768])
+    parser.add_argument("--depths", type=_numbers, default=[2])
+    parser.add_argument("--optimizers", type=_words, default=[*RATES])
+    parser.add_argument("--adapters", type=_words, default=[*ADAPTERS])
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seeds", default="1")
+    parser.add_argument("--seeds", type=_numbers, default=[1])
     asked = parser.parse_args(arguments)
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / "width.jsonl"
-    fields = Cell.__dataclass_fields__
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {Cell(**{name: line[name] for name in fields}) for line in lines}
-    numbers = [[int(n) for n in text.split(",")] for text in (asked.depths, asked.widths)]
-    words = [text.split(",") for text in (asked.families, asked.optimizers, asked.adapters)]
-    seeds = [int(seed) for seed in asked.seeds.split(",")]
-    for seed, depth, width, family, optimizer, adapter in product(
-        seeds, numbers[0], numbers[1], *words
-    ):
+    done = {Cell(*(line[each.name] for each in fields(Cell))) for line in lines}
+    grid = (asked.seeds, asked.depths, asked.widths)
+    words = (asked.families, asked.optimizers, asked.adapters)
+    for seed, depth, width, family, optimizer, adapter in product(*grid, *words):
         cell = Cell(family, width, depth, optimizer, adapter, asked.steps, seed)
         if cell in done:
             continue

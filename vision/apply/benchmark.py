@@ -18,7 +18,7 @@ from stable_forgetting.common.protocol.given import Application, GivenBenchmark,
 from stable_forgetting.vision.apply.checkpoint import Checkpoint, read_checkpoint
 from stable_forgetting.vision.apply.images import (
     IMAGE,
-    Folder,
+    Images,
     Labels,
     check_disjoint,
     list_folder,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from stable_forgetting.common.data.batch import Source
-    from stable_forgetting.vision.apply.memory import GivenClassifier, Samples
+    from stable_forgetting.vision.apply.memory import GivenClassifier
 
 SURE = 50.0
 """Percent of the forget images on which a model that has learnt them is right, at least."""
@@ -104,11 +104,11 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
         original = self.given.load()
         self.labels = self._labels()
         self.original = original.to(device).eval()
-        if tensors := _tensors(self.images):
+        if _of_tensors(self.images):
             from stable_forgetting.vision.apply.memory import tensor_source
 
             self.prepared_for = None
-            self._source, self.samples = tensor_source(tensors, device)
+            self._source, self.samples = tensor_source(self.images, device)
             return
         self.prepared_for = Preprocessing.of(original)
         self._source, self.samples = load_images(
@@ -126,10 +126,11 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
         return 64
 
     def _labels(self) -> Labels:
-        folders = [part for part in self.images if isinstance(part, Folder)]
+        folders = [part for part in self.images if part.root is not None]
         if folders:
             return map_labels(self.given, folders)
-        ids = {name: int(name) for part in self.images for name in part.classes}
+        names = (name for part in self.images for name in sorted(part.classes, key=int))
+        ids = {name: int(name) for name in names}
         wrong = [label for label in ids.values() if not 0 <= label < self.num_classes]
         if wrong:
             raise DataError(
@@ -232,7 +233,7 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
         return lines
 
 
-def _read(given: Any, role: str) -> Folder | Samples:
+def _read(given: Any, role: str) -> Images:
     if isinstance(given, Path):
         return list_folder(given, role)
     from stable_forgetting.vision.apply.memory import read_samples
@@ -240,19 +241,19 @@ def _read(given: Any, role: str) -> Folder | Samples:
     return read_samples(given, role)
 
 
-def _tensors(samples: Sequence[Folder | Samples]) -> list[Samples]:
-    """The data sets where all are of tensors; empty where all are images to be prepared.
+def _of_tensors(images: Sequence[Images]) -> bool:
+    """Whether all data sets are of tensors; False where all are images to be prepared.
 
     Raises:
         DataError: There are both.
     """
-    tensors = [part for part in samples if not isinstance(part, Folder) and not part.pictures]
-    if tensors and len(tensors) < len(samples):
+    tensors = [part.tensors for part in images]
+    if any(tensors) and not all(tensors):
         raise DataError("some data sets hold tensors and others images; give all in one form")
-    return tensors
+    return all(tensors)
 
 
-def _given(model: Any, samples: Sequence[Folder | Samples]) -> GivenClassifier:
+def _given(model: Any, images: Sequence[Images]) -> GivenClassifier:
     """A classifier in memory.
 
     Raises:
@@ -260,9 +261,8 @@ def _given(model: Any, samples: Sequence[Folder | Samples]) -> GivenClassifier:
     """
     from stable_forgetting.vision.apply.memory import GivenClassifier, width_of
 
-    tensors = _tensors(samples)
-    if tensors:
-        return GivenClassifier(model, width_of(model, tensors))
+    if _of_tensors(images):
+        return GivenClassifier(model, width_of(model, images))
     if not isinstance(getattr(model, "pretrained_cfg", None), dict):
         raise CheckpointError(
             "the model is none of timm's, so how an image becomes its input is unknown; give data "

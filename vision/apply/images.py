@@ -12,7 +12,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from stable_forgetting.vision.apply.memory import GivenClassifier, Samples
+    from stable_forgetting.vision.apply.memory import GivenClassifier
     from stable_forgetting.vision.data.source import ImageSource
 
 IMAGE, LABEL = ("image", "img", "pixel_values"), ("label", "labels")
@@ -37,57 +36,60 @@ IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", "
 
 
 @dataclass(frozen=True)
-class Folder:
-    """Images in class subfolders, listed and hashed but not decoded.
+class Images:
+    """Images of one role, listed and hashed but not decoded: class subfolders, or a data set.
 
     Attributes:
         role: ``forget``, ``retain`` or ``test``.
-        root: The folder.
-        files: Paths relative to the root, sorted.
-        hashes: SHA-256 of each file.
+        members: Class of each image: the name of its subfolder, or its label as text.
+        names: What each image is called in messages; the path of a file.
+        hashes: SHA-256 of each file, or of each image of a data set.
+        digest: SHA-256 over images and classes.
+        root: The folder, of files.
+        pairs: The samples, of a data set: (image, label) each.
     """
 
     role: str
-    root: Path
-    files: tuple[str, ...]
+    members: tuple[str, ...]
+    names: tuple[str, ...]
     hashes: tuple[str, ...]
+    digest: str
+    root: Path | None = None
+    pairs: Any = None
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the class subfolders, sorted."""
-        return tuple(sorted({file.split("/")[0] for file in self.files}))
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 over relative paths and contents."""
-        state = hashlib.sha256()
-        for file, content in zip(self.files, self.hashes, strict=True):
-            state.update(f"{file}\0{content}\n".encode())
-        return state.hexdigest()
+        """The classes that occur, sorted."""
+        return tuple(sorted(set(self.members)))
 
     @property
-    def names(self) -> Sequence[str]:
-        """What each image is called in messages."""
-        return [str(self.root / file) for file in self.files]
+    def tensors(self) -> bool:
+        """Whether the images are tensors; else they are files, or PIL's."""
+        return self.pairs is not None and not is_picture(self.pairs[0][0])
 
     def about(self) -> dict[str, Any]:
         """The statement's facts."""
-        return {
-            "folder": self.root.name,
-            "images": len(self.files),
-            "classes": dict(Counter(file.split("/")[0] for file in self.files)),
-            "digest": self.digest,
-        }
+        counts = {"images": len(self.members), "classes": dict(Counter(self.members))}
+        place = {} if self.root is None else {"folder": self.root.name}
+        return {**place, **counts, "digest": self.digest}
 
     def decoded(
         self, prepared_for: Preprocessing, ids: Mapping[str, int]
     ) -> Iterator[tuple[torch.Tensor, int]]:
         """Every image as the model's input, uint8, with its label."""
-        for file in self.files:
-            yield prepared_for.decode(self.root / file), ids[file.split("/")[0]]
+        for number, (name, member) in enumerate(zip(self.names, self.members, strict=True)):
+            if self.pairs is None:
+                yield prepared_for.decode(Path(name)), ids[member]
+            else:
+                yield prepared_for.convert(self.pairs[number][0]), int(member)
 
 
-def list_folder(root: Path, role: str) -> Folder:
+def is_picture(image: Any) -> bool:
+    """Whether an image is one of PIL."""
+    return hasattr(image, "tobytes") and hasattr(image, "convert")
+
+
+def list_folder(root: Path, role: str) -> Images:
     """Lists a folder in the layout CLASS/.../image.
 
     Raises:
@@ -108,7 +110,13 @@ def list_folder(root: Path, role: str) -> Folder:
     if not files:
         raise DataError(f"{role}: {root} holds no class subfolders with images")
     files.sort()
-    return Folder(role, root, tuple(files), tuple(file_digest(root / file) for file in files))
+    hashes = tuple(file_digest(root / file) for file in files)
+    state = hashlib.sha256()
+    for file, content in zip(files, hashes, strict=True):
+        state.update(f"{file}\0{content}\n".encode())
+    members = tuple(file.split("/")[0] for file in files)
+    names = tuple(str(root / file) for file in files)
+    return Images(role, members, names, hashes, state.hexdigest(), root)
 
 
 def _files_below(folder: Path, role: str) -> list[str]:
@@ -128,7 +136,7 @@ def _files_below(folder: Path, role: str) -> list[str]:
     return files
 
 
-def check_disjoint(parts: Sequence[Folder | Samples]) -> None:
+def check_disjoint(parts: Sequence[Images]) -> None:
     """Raises if two folders or data sets share an image, by content.
 
     Raises:
@@ -153,7 +161,7 @@ class Labels:
     origin: str
 
 
-def map_labels(checkpoint: Checkpoint | GivenClassifier, folders: Sequence[Folder]) -> Labels:
+def map_labels(checkpoint: Checkpoint | GivenClassifier, folders: Sequence[Images]) -> Labels:
     """Label ids of the class folders.
 
     From ``label_names`` of the checkpoint; without them, from the sorted names of the retain
@@ -192,17 +200,17 @@ def map_labels(checkpoint: Checkpoint | GivenClassifier, folders: Sequence[Folde
     return Labels(by_value, "numeric names of the class folders")
 
 
-def _check_labels(folder: Folder, ids: Mapping[str, int], origin: str) -> None:
+def _check_labels(folder: Images, ids: Mapping[str, int], origin: str) -> None:
     for name in folder.classes:
         if name not in ids:
             hint = did_you_mean(name, sorted(ids) if len(ids) <= 20 else [])
             raise DataError(
-                f"{folder.role}: {folder.root / name}: '{name}' is no class in {origin}{hint}"
+                f"{folder.role}: {folder.root}/{name}: '{name}' is no class in {origin}{hint}"
             )
 
 
 def load_images(
-    folders: Sequence[Folder | Samples], labels: Labels, prepared_for: Preprocessing, device: Any
+    folders: Sequence[Images], labels: Labels, prepared_for: Preprocessing, device: Any
 ) -> tuple[ImageSource, dict[str, np.ndarray]]:
     """Decodes every image once, to the model's input size.
 
@@ -221,7 +229,7 @@ def load_images(
     pixels: list[torch.Tensor] = []
     targets: list[int] = []
     for folder in folders:
-        parts[folder.role] = len(pixels) + np.arange(len(folder.hashes), dtype=np.int64)
+        parts[folder.role] = len(pixels) + np.arange(len(folder.members), dtype=np.int64)
         for image, label in folder.decoded(prepared_for, labels.ids):
             pixels.append(image)
             targets.append(label)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.data.batch import DatasetSource
 from stable_forgetting.common.protocol.given import first_of
 from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, save_weights, state_digest
-from stable_forgetting.vision.apply.images import IMAGE, LABEL, Preprocessing
+from stable_forgetting.vision.apply.images import IMAGE, LABEL, Images, is_picture
 from stable_forgetting.vision.apply.sizes import fitting_config
 
 
@@ -90,57 +89,6 @@ def _is_json(value: Any) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Samples:
-    """A data set in memory, in the place of a :class:`vision.apply.images.Folder`.
-
-    Attributes:
-        role: ``forget``, ``retain`` or ``test``.
-        pairs: Its samples.
-        labels: (N,) int64.
-        hashes: SHA-256 of each sample's image.
-    """
-
-    role: str
-    pairs: Pairs
-    labels: np.ndarray
-    hashes: tuple[str, ...]
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The label ids that occur, as text."""
-        return tuple(map(str, sorted(set(self.labels.tolist()))))
-
-    @property
-    def names(self) -> Sequence[str]:
-        """What each sample is called in messages."""
-        return [f"{self.role}[{index}]" for index in range(len(self.labels))]
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 over images and labels."""
-        text = "".join(f"{h} {y}\n" for h, y in zip(self.hashes, self.labels, strict=True))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def about(self) -> dict[str, Any]:
-        """The statement's facts."""
-        counts = Counter(map(str, self.labels.tolist()))
-        return {"images": len(self.labels), "classes": dict(counts), "digest": self.digest}
-
-    def decoded(
-        self, prepared_for: Preprocessing, ids: Mapping[str, int]
-    ) -> Iterator[tuple[torch.Tensor, int]]:
-        """Every image of PIL as the model's input, uint8, with its label."""
-        for index in range(len(self.pairs)):
-            picture, label = self.pairs[index]
-            yield prepared_for.convert(picture), label
-
-    @property
-    def pictures(self) -> bool:
-        """Whether the images are PIL's; else they are tensors."""
-        return is_picture(self.pairs[0][0])
-
-
 class Pairs(Dataset[Any]):
     """A map-style data set as (image, label) pairs, whatever its samples look like.
 
@@ -173,7 +121,7 @@ class Pairs(Dataset[Any]):
         return sample[name]
 
 
-def read_samples(given: Any, role: str) -> Samples:
+def read_samples(given: Any, role: str) -> Images:
     """Labels and hashes of a data set, which is read once.
 
     Args:
@@ -190,12 +138,10 @@ def read_samples(given: Any, role: str) -> Samples:
         image, label = pairs[index]
         labels.append(label)
         hashes.append(hashlib.sha256(_bytes(image, f"{role}[{index}]")).hexdigest())
-    return Samples(role, pairs, np.array(labels, dtype=np.int64), tuple(hashes))
-
-
-def is_picture(image: Any) -> bool:
-    """Whether an image is one of PIL."""
-    return hasattr(image, "tobytes") and hasattr(image, "convert")
+    text = "".join(f"{h} {y}\n" for h, y in zip(hashes, labels, strict=True))
+    names = tuple(f"{role}[{index}]" for index in range(len(labels)))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Images(role, tuple(map(str, labels)), names, tuple(hashes), digest, pairs=pairs)
 
 
 def _bytes(image: Any, where: str) -> bytes:
@@ -212,9 +158,9 @@ def _bytes(image: Any, where: str) -> bytes:
 class LabelledTensors(DatasetSource):
     """Tensors of several data sets one after the other, whose labels are known."""
 
-    def __init__(self, samples: Sequence[Samples], device: torch.device):
+    def __init__(self, samples: Sequence[Images], device: torch.device):
         super().__init__(ConcatDataset([part.pairs for part in samples]), device)
-        self.labels = np.concatenate([part.labels for part in samples])
+        self.labels = np.array([int(name) for part in samples for name in part.members])
         self._samples = samples
 
     @cached_property
@@ -229,7 +175,7 @@ class LabelledTensors(DatasetSource):
 
 
 def tensor_source(
-    samples: Sequence[Samples], device: torch.device
+    samples: Sequence[Images], device: torch.device
 ) -> tuple[LabelledTensors, dict[str, np.ndarray]]:
     """A source of float tensors, fetched from the data sets whenever they are needed.
 
@@ -242,12 +188,12 @@ def tensor_source(
     """
     source, parts, start = LabelledTensors(samples, device), {}, 0
     for part in samples:
-        parts[part.role] = start + np.arange(len(part.labels), dtype=np.int64)
-        start += len(part.labels)
+        parts[part.role] = start + np.arange(len(part.members), dtype=np.int64)
+        start += len(part.members)
     return source, parts
 
 
-def width_of(model: nn.Module, samples: Sequence[Samples]) -> int:
+def width_of(model: nn.Module, samples: Sequence[Images]) -> int:
     """Width of the logits that a model gives for the first sample.
 
     Args:

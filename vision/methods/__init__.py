@@ -1,1 +1,1 @@
-"""Unlearning methods of the literature that look at pixels or into a ViT, one file each."""
+"""Unlearning methods of the literature that look at pixels or into a ViT."""

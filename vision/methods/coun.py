@@ -23,6 +23,23 @@ if TYPE_CHECKING:
     from stable_forgetting.common.train.protocols import FitResult
 
 
+class ContrastConfig(Strict):
+    """Settings of the contrastive term.
+
+    Attributes:
+        weight: Of the term beside the cross-entropy, or the method's objective; .5 is ours.
+        temperature: Divides cosine similarities; .1 is ours.
+        shift: Pixels by which a view may be shifted; 1, as images are small.
+        noise: Standard deviation of the noise on a view, in units of the normalised input; .1 is
+            ours.
+    """
+
+    weight: NonNegative = 0.5
+    temperature: Positive = 0.1
+    shift: Amount = 1
+    noise: NonNegative = 0.1
+
+
 class CoUn(UnlearningMethod):
     """CoUn: supervised and contrastive learning on retain data; the forget set is never read.
 
@@ -39,23 +56,11 @@ class CoUn(UnlearningMethod):
 
     info = MethodInfo(2, "CoUn, 2025 (arXiv 2509.16391)", frozenset({"retain"}), modality="vision")
 
-    class Config(FitConfig):
-        """Settings of CoUn.
-
-        Attributes:
-            weight: Of the contrastive term beside the cross-entropy; .5 is ours.
-            temperature: Divides cosine similarities; .1 is ours.
-            shift: Pixels by which a view may be shifted; 1, as images are small.
-            noise: Standard deviation of the noise on a view, in units of the normalised input; .1
-                is ours.
-        """
+    class Config(ContrastConfig, FitConfig):
+        """Settings of CoUn: those of the contrastive term, and of a training."""
 
         epochs: Count | None = 5
         lr: Positive = 3e-4
-        weight: NonNegative = 0.5
-        temperature: Positive = 0.1
-        shift: Amount = 1
-        noise: NonNegative = 0.1
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes on two views."""
@@ -83,7 +88,7 @@ class WithContrast(UnlearningMethod):
     )
     quick: ClassVar[Mapping[str, Any]] = {"params": {"steps": 4}}
 
-    class Config(Strict):
+    class Config(ContrastConfig):
         """Settings of +CL.
 
         Attributes:
@@ -91,21 +96,12 @@ class WithContrast(UnlearningMethod):
             params: Settings of that method; its own defaults when empty.
             resolved: All settings of that method, which are filled in.
             base_version: Version of that method, which is filled in.
-            weight: Of the contrastive term beside the method's objective; .5 is ours.
-            temperature: Divides cosine similarities; .1 is ours.
-            shift: Pixels by which a view may be shifted; 1, as images are small.
-            noise: Standard deviation of the noise on a view, in units of the normalised input; .1
-                is ours.
         """
 
         base: str = "finetune"
         params: dict[str, Any] = {}
         resolved: dict[str, Any] = {}
         base_version: Count | None = None
-        weight: NonNegative = 0.5
-        temperature: Positive = 0.1
-        shift: Amount = 1
-        noise: NonNegative = 0.1
 
         @model_validator(mode="after")
         def _complete(self) -> WithContrast.Config:

@@ -1,24 +1,21 @@
-"""LetheViT: push the logits of forget images towards those of their attention-masked versions."""
+"""Methods that look into a vision transformer: LetheViT at its attention, NOVO with class keys."""
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from stable_forgetting.common.data.batch import Batch, Forward
-    from stable_forgetting.common.objectives.objectives import ObjectiveValue
+    from torch import nn
 
 
 class LetheViT(UnlearningMethod):
@@ -77,6 +74,7 @@ class LetheViT(UnlearningMethod):
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Contrast on forget, then repair on retain."""
         from stable_forgetting.common.objectives.objectives import CrossEntropy
+        from stable_forgetting.vision.methods.transformer import MaskedContrast
 
         config: Any = self.config
         first = FitConfig.of(
@@ -91,47 +89,59 @@ class LetheViT(UnlearningMethod):
         return task.model
 
 
-class MaskedContrast:
-    """The objective of phase 1; random masks come from torch's stream, which the engine seeds."""
+class Novo(UnlearningMethod):
+    """NOVO, our reading: train a ViT with one key per class, then delete the forgotten ones.
 
-    parts = ("forget",)
+    Not a repair of Original: the method trains its own model (from Original's start, with its
+    recipe, on all data), and deleting keys takes no step.  Each step hides every class with
+    probability ``hide``, at random; only the keys of the others are given to the network.
+    Formula: minimise ``CE`` on images of the shown classes ``+ beta KL(uniform || softmax f)`` on
+    those of hidden ones.  Whole classes only.
+    Source: NOVO, 2025 (arXiv 2507.03281), from its abstract.  hide, beta and where keys enter are
+    ours: the sum of the shown keys, over sqrt(C), is added to the position embedding of every
+    token, so that keys fold into the weights and the architecture stays the same.  Sweep hide {0.1,
+    0.2, 0.5}, beta {0.5, 1, 2}.
+    """
 
-    def __init__(self, task: UnlearnTask, config: Any):
-        self.config = config
-        # a model, not task.reference(): its attention is needed too
-        self.teacher = copy.deepcopy(task.model).requires_grad_(False).eval()
-        self.forward = task.forward
-        self.black: Tensor = task.source.blank_inputs["x"]
+    info = MethodInfo(
+        1,
+        "NOVO, 2025 (arXiv 2507.03281)",
+        frozenset({"forget", "retain", "initial"}),
+        scenarios=frozenset({"class"}),
+        modality="vision",
+        reading=True,
+    )
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
-        """softplus((s- - s+) / tau), which is the formula of :class:`LetheViT`."""
-        import torch
-        import torch.nn.functional as F
+    class Config(Strict):
+        """Settings of NOVO.
 
-        from stable_forgetting.common.objectives.objectives import ObjectiveValue
+        Attributes:
+            beta: Weight of the divergence from uniform on images of hidden classes; 1 is ours.
+            hide: Chance that a step hides a class; .2 is ours.
+            key_std: Standard deviation of the keys' entries at the start; .5 is ours.
+        """
 
-        batch = batches["forget"]
-        logits = forward(batch)
-        with torch.no_grad():
-            near = self.forward(self.teacher, self.masked(batch))
-            far = self.forward(self.teacher, batch)
-        positive, negative = (F.cosine_similarity(logits, other) for other in (near, far))
-        loss = F.softplus((negative - positive) / self.config.temperature).mean()
-        return ObjectiveValue(loss, {"contrast": loss})
+        beta: NonNegative = 1.0
+        hide: Annotated[float, Field(gt=0, lt=1)] = 0.2
+        key_std: Positive = 0.5
 
-    def masked(self, batch: Batch) -> Batch:
-        """The images with their chosen patches black."""
-        import torch
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Trains the ready model, deletes keys, folds the rest into the weights."""
+        from stable_forgetting.common.data.batch import forgotten_classes
+        from stable_forgetting.common.data.loader import Loader
+        from stable_forgetting.vision.methods.transformer import KeyedViT, ProxyForgetting
 
-        from stable_forgetting.common.data.batch import Batch
-        from stable_forgetting.vision.models.transformer import patch_attention, patch_mask
-
-        x = batch.inputs["x"]
-        scores = patch_attention(self.teacher, x, self.config.block)
-        if self.config.mask == "random":
-            scores = torch.rand(scores.shape).to(scores)
-        count = math.ceil(self.config.masked * scores.shape[1])
-        chosen = torch.zeros_like(scores, dtype=torch.bool)
-        chosen.scatter_(1, scores.topk(count, dim=1).indices, True)
-        inputs = {"x": torch.where(patch_mask(chosen, x.shape[-1]), self.black, x)}
-        return Batch(inputs, batch.labels, batch.indices)
+        config: Any = self.config
+        forget, retain = task.indices("forget"), task.indices("retain")
+        gone = forgotten_classes(task.source, forget, retain)
+        if not gone:
+            raise ConfigError("novo forgets whole classes only; remove the row")
+        keyed = KeyedViT(task.fresh_model(), task.family.num_classes)
+        keyed.draw(config.key_std, task.generator("keys"))
+        everything = task.indices("forget", "retain")
+        stream = task.generator("train")
+        loader = Loader(task.source, everything, task.recipe.micro_batch, stream)
+        objective = ProxyForgetting(keyed, beta=config.beta, hide=config.hide)
+        task.fit(keyed, objective, {"train": loader}, task.recipe)
+        task.model.load_state_dict(keyed.folded(gone))
+        return task.model

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.data.batch import Batch, Forward
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.objectives.objectives import ObjectiveValue
+from stable_forgetting.common.objectives.positions import wide
 
 
 def patch_attention(model: nn.Module, inputs: Tensor, block: int = -1) -> Tensor:
@@ -66,6 +71,42 @@ def patch_mask(chosen: Tensor, side: int) -> Tensor:
     return F.interpolate(square, (side, side), mode="nearest").bool()
 
 
+class MaskedContrast:
+    """The objective of phase 1; random masks come from torch's stream, which the engine seeds."""
+
+    parts = ("forget",)
+
+    def __init__(self, task: UnlearnTask, config: Any):
+        self.config = config
+        # a model, not task.reference(): its attention is needed too
+        self.teacher = copy.deepcopy(task.model).requires_grad_(False).eval()
+        self.forward = task.forward
+        self.black: Tensor = task.source.blank_inputs["x"]
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """softplus((s- - s+) / tau), which is the formula of ``LetheViT``."""
+        batch = batches["forget"]
+        logits = forward(batch)
+        with torch.no_grad():
+            near = self.forward(self.teacher, self.masked(batch))
+            far = self.forward(self.teacher, batch)
+        positive, negative = (F.cosine_similarity(logits, other) for other in (near, far))
+        loss = F.softplus((negative - positive) / self.config.temperature).mean()
+        return ObjectiveValue(loss, {"contrast": loss})
+
+    def masked(self, batch: Batch) -> Batch:
+        """The images with their chosen patches black."""
+        x = batch.inputs["x"]
+        scores = patch_attention(self.teacher, x, self.config.block)
+        if self.config.mask == "random":
+            scores = torch.rand(scores.shape).to(scores)
+        count = math.ceil(self.config.masked * scores.shape[1])
+        chosen = torch.zeros_like(scores, dtype=torch.bool)
+        chosen.scatter_(1, scores.topk(count, dim=1).indices, True)
+        inputs = {"x": torch.where(patch_mask(chosen, x.shape[-1]), self.black, x)}
+        return Batch(inputs, batch.labels, batch.indices)
+
+
 class KeyedViT(nn.Module):
     """A ViT whose position embedding is shifted by the keys of the classes that are shown.
 
@@ -111,3 +152,28 @@ class KeyedViT(nn.Module):
         shown[list(deleted)] = 0
         self.show(shown)
         return {**self.net.state_dict(), "pos_embed": self._embedding().detach()}
+
+
+class ProxyForgetting:
+    """Learn the classes whose keys are shown, know nothing of the others.
+
+    The draw comes from torch's stream, which the engine seeds and checkpoints.
+    """
+
+    parts = ("train",)
+
+    def __init__(self, keyed: KeyedViT, *, beta: float, hide: float):
+        self.keyed, self.beta, self.hide = keyed, beta, hide
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """Cross-entropy on shown classes and KL to uniform on hidden ones."""
+        batch = batches["train"]
+        shown = torch.rand(self.keyed.num_classes) >= self.hide
+        self.keyed.show(shown)
+        log_p = wide(forward(batch)).log_softmax(-1)
+        visible = shown.to(batch.labels.device)[batch.labels]
+        own = -log_p.gather(1, batch.labels.unsqueeze(1)).squeeze(1)
+        uniform = -log_p.mean(1) - math.log(log_p.shape[1])
+        loss = torch.where(visible, own, 0).sum() / visible.sum().clamp_min(1)
+        hidden = torch.where(visible, 0, uniform).sum() / (~visible).sum().clamp_min(1)
+        return ObjectiveValue(loss + self.beta * hidden, {"shown_loss": loss, "hidden_kl": hidden})

@@ -1,0 +1,43 @@
+"""What most tests of text make: a benchmark of a protocol, a source of items, a sharp model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stable_forgetting import benchmarks  # noqa: F401 - registers
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.language.data.corpus import Corpus
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import train_tokenizer
+
+CPU = Runtime(device="cpu")
+TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 256, "tokenizer": 300}
+
+
+def benchmark(name: str, root=None, **protocol) -> Any:
+    """The benchmark of a protocol, on a tiny model and one step of training unless told."""
+    cls = BENCHMARKS[name]
+    config = validate(cls.Config, {"model": TINY, "train": {"steps": 1}, **protocol}, "test")
+    return cls(config, Runtime(device="cpu", data_root=root))
+
+
+def source_of(items, vocabulary=300, *, refusals=(), style="clean", tokenizer=None, max_length=64):
+    """Items as token ids of a tokenizer that is trained on them."""
+    corpus = items if isinstance(items, Corpus) else Corpus(tuple(items), "made", refusals)
+    template = make_template("question_answer", style)
+    tokenizer = tokenizer or train_tokenizer(corpus, vocabulary)
+    return TextSource(corpus, tokenizer, template, max_length=max_length)
+
+
+def sharper(model, factor: float = 6.0):
+    """The model, in place, with larger matrices: an untrained one has no opinions."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(factor)
+    return model.eval()
