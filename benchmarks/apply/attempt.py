@@ -28,8 +28,6 @@ class Attempt:
     """What came of one method.
 
     Attributes:
-        method: Its name.
-        config: Its config.
         facts: The statement's ``cost`` and ``dynamics``.
         model: With adapters merged and the precision in which it is written; None: it diverged.
         detail: Where and how it diverged.
@@ -54,48 +52,17 @@ def attempt(
     checkpoint: Path | None,
     progress: Progress | None,
 ) -> Attempt:
-    """Runs a method on a copy of the given model.
-
-    Args:
-        method: Registered name.
-        config: Of the method.
-        benchmark: Prepared.
-        checkpoint: Of the training; None writes none.
-        progress: Called after every step.
-    """
-    from stable_forgetting.common.bounded.attach import detach
-
-    task = _task(method, benchmark, checkpoint, progress)
-    with training(task) as outcome:
-        outcome.model = METHODS[method](config).unlearn(task)
-    count_parameters(outcome, task)
-    result = Attempt(method, config, {"cost": outcome.cost, "dynamics": outcome.dynamics})
-    if outcome.model is None:
-        result.detail = outcome.detail
-        return result
-    result.adapter, result.adapters = _adapter(outcome.model)
-    merged = detach(outcome.model)
-    try:
-        settle(merged, benchmark)
-        _check_merged(merged, benchmark.original)
-    except Diverged as error:
-        result.detail = str(error)
-        return result
-    result.model = merged
-    return result
-
-
-def _task(
-    method: str, benchmark: GivenBenchmark, checkpoint: Path | None, progress: Progress | None
-) -> UnlearnTask:
+    """Runs a method on a copy of the given model; without a ``checkpoint`` none is written."""
+    from stable_forgetting.common.bounded.attach import adapter_statistics, detach
+    from stable_forgetting.common.bounded.files import adapter_state
+    from stable_forgetting.common.bounded.layer import adapted_layers
     from stable_forgetting.common.data.access import DataAccess
     from stable_forgetting.common.train.protocols import Telemetry
 
-    seed = benchmark.config.seed
-    split, access = benchmark.split(seed), METHODS[method].info.access
-    return UnlearnTask(
+    seed, access = benchmark.config.seed, METHODS[method].info.access
+    task = UnlearnTask(
         model=benchmark.blank(),
-        data=DataAccess(benchmark.source, split, access, method),
+        data=DataAccess(benchmark.source, benchmark.split(seed), access, method),
         family=benchmark,
         recipe=benchmark.recipe,
         build=partial(benchmark.build, seed),
@@ -103,20 +70,27 @@ def _task(
         telemetry=Telemetry(progress=progress),
         checkpoint=checkpoint,
     )
+    with training(task) as outcome:
+        outcome.model = METHODS[method](config).unlearn(task)
+    count_parameters(outcome, task)
+    result = Attempt(method, config, {"cost": outcome.cost, "dynamics": outcome.dynamics})
+    result.detail = outcome.detail
+    if outcome.model is None:
+        return result
+    if any(True for _ in adapted_layers(outcome.model)):
+        result.adapter = adapter_state(outcome.model)
+        result.adapters = adapter_statistics(outcome.model)
+    merged = detach(outcome.model)
+    try:
+        _settle(merged, benchmark)
+        _check_merged(merged, benchmark.original)
+        result.model = merged
+    except Diverged as error:
+        result.detail = str(error)
+    return result
 
 
-def _adapter(model: nn.Module) -> tuple[AdapterState | None, dict[str, float] | None]:
-    """A model's adapter and its statistics; None where it has none."""
-    from stable_forgetting.common.bounded.attach import adapter_statistics
-    from stable_forgetting.common.bounded.files import adapter_state
-    from stable_forgetting.common.bounded.layer import adapted_layers
-
-    if not any(True for _ in adapted_layers(model)):
-        return None, None
-    return adapter_state(model), adapter_statistics(model)
-
-
-def settle(model: nn.Module, benchmark: GivenBenchmark) -> None:
+def _settle(model: nn.Module, benchmark: GivenBenchmark) -> None:
     """Gives the weights the precision in which they will be written, in place.
 
     Warns where that loses a share of the update, so that what is measured is what is written.
@@ -152,15 +126,9 @@ def _check_merged(model: nn.Module, original: nn.Module) -> None:
 
 
 def measured(benchmark: GivenBenchmark, model: nn.Module, *, trial: bool = False) -> dict[str, Any]:
-    """What the benchmark measures of a model.
+    """Part -> measure -> value, and measures of the model as a whole.
 
-    Args:
-        benchmark: Prepared.
-        model: The given or an unlearned one.
-        trial: Whether methods are chosen by it: test data are not looked at.
-
-    Returns:
-        Part -> measure -> value, and measures of the model as a whole.
+    A ``trial``, by which methods are chosen, looks at no test data.
 
     Raises:
         Diverged: An output is not finite.
@@ -181,17 +149,10 @@ Measured = Mapping[str, Any]
 def choose(
     benchmark: GivenBenchmark, before: Measured, trials: Mapping[str, Callable[[], Attempt]]
 ) -> tuple[Attempt, dict[str, Any]]:
-    """Runs every trial and keeps the best.
+    """Runs every trial: the best attempt, and the statement's ``choice``.
 
-    Args:
-        benchmark: Prepared, with a part ``validation``.
-        before: What was measured of the given model.
-        trials: Method -> what runs it.
-
-    Returns:
-        The chosen attempt, and the statement's ``choice``.  The distance is the mean of how far the
-        yardstick is from the goal on forget data, and of how far it fell on validation data; of
-        equal ones the first is taken.
+    The distance is the mean of how far the yardstick is from the goal on forget data, and of how
+    far it fell on validation data; of equal ones the first is taken.
     """
     goal, key = benchmark.config.goal or 0.0, benchmark.yardstick
     wanted = {"forget": goal, VALIDATION: before[VALIDATION][key]}

@@ -17,11 +17,7 @@ AUDITS = ("relearn",)
 
 
 def configs_of(application: Application) -> dict[str, Strict]:
-    """Method -> its config; the preset and the overrides hold for all of them.
-
-    Raises:
-        ConfigError: One is unknown or not valid.
-    """
+    """Method -> its config; the preset and the overrides hold for all of them."""
     params = application.params
     params = params if isinstance(params, Mapping) else apply_overrides({}, params)
     return {
@@ -31,11 +27,7 @@ def configs_of(application: Application) -> dict[str, Strict]:
 
 
 def check_application(application: Application) -> None:
-    """Output, methods and audits.
-
-    Raises:
-        ConfigError: Something cannot be done; nothing was read.
-    """
+    """Refuses output, methods and audits with which nothing can be done."""
     if application.out is not None:
         check_out(application.out)
     for name in application.methods:
@@ -51,11 +43,7 @@ def check_application(application: Application) -> None:
 
 
 def check_out(out: Path) -> None:
-    """Whether a folder can be made.
-
-    Raises:
-        ConfigError: It holds something, or cannot be written.
-    """
+    """Refuses a folder that holds something, or cannot be written."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         tidy(out)
         raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
@@ -81,11 +69,7 @@ def _check_access(name: str, application: Application) -> None:
 
 
 def check_applicable(application: Application, benchmark: GivenBenchmark) -> None:
-    """Whether the methods are for what is asked of them.
-
-    Raises:
-        ConfigError: One is not.
-    """
+    """Refuses methods that are not for what is asked of them."""
     scenario = benchmark.scenario
     for method in application.methods:
         info = METHODS[method].info

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stable_forgetting.benchmarks.apply.checks import check_out
+from stable_forgetting.benchmarks.apply.place import workplace
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.files import publish, write_json
+from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.store.pickled import read_weights, write_weights
-from stable_forgetting.common.store.stages import check_writable
 from stable_forgetting.common.store.weights import CONFIG, WEIGHTS
 from stable_forgetting.vision.apply.sizes import inferred_config, with_image_size
 
@@ -63,22 +64,14 @@ def convert(conversion: Conversion) -> list[str]:
         UserError: The file holds more than weights, or is not of the architecture.
     """
     file, out = conversion.file, conversion.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
-    check_writable(out, "out")
+    check_out(out)
     weights = read_weights(file)
     config = _image_config(conversion, weights.tensors)
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        write_weights(weights, partial / WEIGHTS)
-        copied = _copy_beside(file, partial)
+    with workplace(out, {}) as place, place.writing() as folder:
+        write_weights(weights, folder / WEIGHTS)
+        copied = _copy_beside(file, folder)
         if config is not None:
-            write_json(partial / CONFIG, config)
-        publish(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            write_json(folder / CONFIG, config)
     types = sorted({str(t.dtype).removeprefix("torch.") for t in weights.tensors.values()})
     lines = [f"wrote {out}: {len(weights.tensors)} tensors ({', '.join(types)})"]
     if weights.entry:
@@ -98,7 +91,6 @@ def _image_config(conversion: Conversion, tensors: Any) -> dict[str, Any] | None
         if conversion.image_size is not None or names:
             raise ConfigError("image_size and label_names need arch, the timm name of the model")
         return None
-
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     config = inferred_config(shapes, conversion.arch, str(conversion.file))
     if conversion.image_size is not None:

@@ -53,10 +53,8 @@ class Workplace:
 def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
     """A folder for the work on ``out``; all launched processes enter, the first one fills it.
 
-    Args:
-        out: What will be written.
-        identity: Everything that the result depends on.  Checkpoints of the same application are
-            left where they are, those of another one are removed.
+    Checkpoints of the same ``identity``, of all that the result depends on, are left where they
+    are; those of another one are removed.
 
     Raises:
         ConfigError: Another process works on ``out``.
@@ -118,15 +116,10 @@ STATEMENT = "statement.json"
 
 
 def earlier_requests(weights: Path, digest: Any) -> tuple[list[dict[str, Any]], str]:
-    """What the statement beside the given weights says.
+    """The earlier requests that the statement beside the given weights tells of, first one first.
 
-    Args:
-        weights: The given file of weights.
-        digest: SHA-256 of the given weights, as a statement's ``weights_sha256`` holds it.
-
-    Returns:
-        The requests, the first one first, each with its time, method, data, digests and the digest
-        of its statement; and a warning where a statement is there but is not of these weights.
+    Each with its time, method, data, digests and the digest of its statement; and a warning where
+    a statement is there but is not of these weights, whose ``weights_sha256`` is ``digest``.
     """
     path = weights.with_name(STATEMENT)
     if not path.is_file():

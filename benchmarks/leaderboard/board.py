@@ -57,7 +57,7 @@ class BoardRow:
         criteria: Rule set -> seed -> criterion -> whether it holds.
         verdict: Whether the row differs from a retrained model; None if unknown.
         rank: By mean distance; None where the row lacks a seed.
-        worst: See :mod:`benchmarks.leaderboard.orders`; None without a second Retrain.
+        worst: See :func:`benchmarks.leaderboard.judge.add_worst`; None without a second Retrain.
         dynamics: Logged quantities -> mean over seeds of the last value.
         cost: Cost entries -> mean over seeds.
         chosen: Parameters that tuning chose.

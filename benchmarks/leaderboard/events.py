@@ -30,7 +30,7 @@ def export_events(board: Leaderboard, root: Path) -> None:
     Processes that run one suite together end together, so they write one after the other.
     """
     store, folder = StageStore(root), root / EVENTS / board.suite.name
-    judge = Judge(board.suite, board.rule, finals_of(board.records))
+    judge = Judge(board.suite, finals_of(board.records))
     runs: dict[str, Run] = {}
     rows: dict[str, list[Run]] = {}
     for label, record in board.records:

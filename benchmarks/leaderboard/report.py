@@ -9,7 +9,6 @@ from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.report import sections as audit_sections
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard, info_of
 from stable_forgetting.benchmarks.leaderboard.folds import fold_sections
-from stable_forgetting.benchmarks.leaderboard.orders import comparison_line, disagreement_line
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.settings import details_section, settings_sections
 from stable_forgetting.benchmarks.leaderboard.tables import (
@@ -20,7 +19,11 @@ from stable_forgetting.benchmarks.leaderboard.tables import (
     main_table,
 )
 from stable_forgetting.benchmarks.leaderboard.tuning import tuning_sections
-from stable_forgetting.benchmarks.leaderboard.verdicts import verdict_sections
+from stable_forgetting.benchmarks.leaderboard.verdicts import (
+    comparison_line,
+    disagreement_line,
+    verdict_sections,
+)
 from stable_forgetting.benchmarks.paper.report import published_sections
 from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED
 from stable_forgetting.benchmarks.report.cells import spread

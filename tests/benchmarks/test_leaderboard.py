@@ -8,9 +8,9 @@ import pytest
 
 from stable_forgetting.benchmarks.leaderboard.data import to_csv, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.leaderboard.orders import disagreement_line
 from stable_forgetting.benchmarks.leaderboard.report import floor_line, inapplicable_lines, sections
 from stable_forgetting.benchmarks.leaderboard.tables import main_table
+from stable_forgetting.benchmarks.leaderboard.verdicts import disagreement_line
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.cells import spread
