@@ -10,10 +10,15 @@ from stable_forgetting.common.base.config import Strict, apply_overrides
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark
 from stable_forgetting.common.store.stages import check_writable
 
 AUDITS = ("relearn",)
+IN_MEMORY = (
+    "its samples are neither images nor texts; give pairs (image, label), mappings with image and "
+    "label, texts, or mappings with question and answer"
+)
 
 
 def configs_of(application: Application) -> dict[str, Strict]:
@@ -84,3 +89,28 @@ def check_applicable(application: Application, benchmark: GivenBenchmark) -> Non
             "them would still be right on most; to choose among several methods, give its accuracy "
             "on unseen images as --goal, such as --goal 85"
         )
+
+
+def benchmark_of(application: Application) -> GivenBenchmark:
+    """The benchmark that takes what is to be forgotten.
+
+    Raises:
+        ConfigError: None does, or an option of another kind is given.
+    """
+    from stable_forgetting.language.apply.benchmark import GivenTexts  # imports torch
+    from stable_forgetting.vision.apply.benchmark import GivenImages
+
+    kinds: list[type[GivenBenchmark]] = [GivenTexts, GivenImages]
+    chosen = next((kind for kind in kinds if kind.takes(application.forget)), None)
+    if chosen is None:
+        forms = " or ".join(kind.form for kind in kinds)
+        if not isinstance(application.forget, Path):
+            raise ConfigError(f"forget: {IN_MEMORY}")
+        raise ConfigError(f"forget: {application.forget}: give {forms}")
+    for option in application.options:
+        if option not in chosen.options:
+            kind = next((kind.kind for kind in kinds if option in kind.options), "nothing")
+            raise ConfigError(
+                f"{option} is for {kind}, and forget holds {chosen.kind}; leave it out"
+            )
+    return chosen(application, Runtime(device=application.device))

@@ -145,15 +145,7 @@ def evaluate(
 
 
 def read_given(model: Any, tokenizer: Any = None) -> Any:
-    """A checkpoint, or a model in memory in its place: ``load``, ``name``.
-
-    Args:
-        model: A module, a folder, or a hub id.
-        tokenizer: Of a language model in memory.
-
-    Raises:
-        UserError: It cannot be found.
-    """
+    """A checkpoint of a folder or hub id, or a model in memory in its place: ``load``, ``name``."""
     if isinstance(model, str | Path):
         path = Path(model)
         return read_checkpoint(path, None, None) if is_timm(path) else read_causal(path)
@@ -163,12 +155,7 @@ def read_given(model: Any, tokenizer: Any = None) -> Any:
 
 
 def probed(given: Any, *, data_root: Path | None, device: str) -> ProbedModel:
-    """A language model as probes ask it.
-
-    Args:
-        given: See :func:`read_given`.
-        data_root: Folder of the probes' files.
-        device: ``auto``, ``cpu``, ``cuda``, ...
+    """A language model of :func:`read_given` as probes ask it; their files are in ``data_root``.
 
     Raises:
         CheckpointError: It is an image classifier.
@@ -179,11 +166,7 @@ def probed(given: Any, *, data_root: Path | None, device: str) -> ProbedModel:
 
 
 def text_probe(probe: Probe) -> TextProbe:
-    """The probe itself.
-
-    Raises:
-        ConfigError: It reads what only a suite has.
-    """
+    """The probe itself; one that reads what only a suite has is refused."""
     if not isinstance(probe, TextProbe):
         raise ConfigError(f"{probe.name}: needs a suite (probes:); leave it out")
     return probe

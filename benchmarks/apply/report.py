@@ -179,8 +179,8 @@ def before_and_after(statement: Mapping[str, Any], benchmark: GivenBenchmark) ->
         (part, title, f"{was:.2f}", f"{now[part, key]:.2f}")
         for part, key, title, was in _numbers(statement["before"], benchmark)
     ]
-    heads = [Column("data", "label"), Column("measured", "words"), "before", "after"]
-    return table(heads, rows)
+    heads: list[str | Column] = [Column("data", "label"), Column("measured", "words")]
+    return table([*heads, "before", "after"], rows)
 
 
 def _choice(choice: Mapping[str, Any] | None, benchmark: GivenBenchmark) -> list[Section]:
@@ -219,13 +219,11 @@ def _request(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> Section
 
 
 def _named(about: Mapping[str, Any]) -> str:
-    name: str = about.get("folder") or about.get("file") or "in memory"
-    return name
+    return str(about.get("folder") or about.get("file") or "in memory")
 
 
 def _digest(about: Mapping[str, Any]) -> str:
-    digest: str = about.get("digest") or about["sha256"]
-    return digest
+    return str(about.get("digest") or about["sha256"])
 
 
 def _weights(statement: Mapping[str, Any]) -> Section:

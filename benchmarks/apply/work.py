@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime
 import logging
 from collections.abc import Iterator, Mapping
@@ -12,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stable_forgetting.benchmarks.apply.attacked import relearned
 from stable_forgetting.benchmarks.apply.attempt import Attempt, attempt, choose, measured
 from stable_forgetting.benchmarks.apply.checks import (
+    benchmark_of,
     check_applicable,
     check_application,
     configs_of,
@@ -21,30 +22,22 @@ from stable_forgetting.benchmarks.apply.checks import (
 from stable_forgetting.benchmarks.apply.place import Workplace, earlier_requests, workplace
 from stable_forgetting.benchmarks.apply.report import reading, verdict, weight_change
 from stable_forgetting.benchmarks.apply.result import Result
-from stable_forgetting.common.audits.base import AuditTask
-from stable_forgetting.common.audits.recovery import RelearnTime
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict
-from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, Diverged
+from stable_forgetting.common.base.errors import CheckpointError, DataError, Diverged
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import make_deterministic
-from stable_forgetting.common.protocol.benchmark import Runtime, check_device, pick_device
+from stable_forgetting.common.protocol.benchmark import check_device, pick_device
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark
 from stable_forgetting.common.store.records import environment
-from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from stable_forgetting.common.train.protocols import Progress
 
 
 SCHEMA = 2
-IN_MEMORY = (
-    "its samples are neither images nor texts; give pairs (image, label), mappings with image and "
-    "label, texts, or mappings with question and answer"
-)
 
 
 def apply(application: Application, *, progress: Progress | None = None) -> Result:
@@ -76,31 +69,6 @@ def apply(application: Application, *, progress: Progress | None = None) -> Resu
     return _Run(benchmark, configs, device, progress).run()
 
 
-def benchmark_of(application: Application) -> GivenBenchmark:
-    """The benchmark that takes what is to be forgotten.
-
-    Raises:
-        ConfigError: None does, or an option of another kind is given.
-    """
-    from stable_forgetting.language.apply.benchmark import GivenTexts  # imports torch
-    from stable_forgetting.vision.apply.benchmark import GivenImages
-
-    kinds: list[type[GivenBenchmark]] = [GivenTexts, GivenImages]
-    chosen = next((kind for kind in kinds if kind.takes(application.forget)), None)
-    if chosen is None:
-        forms = " or ".join(kind.form for kind in kinds)
-        if not isinstance(application.forget, Path):
-            raise ConfigError(f"forget: {IN_MEMORY}")
-        raise ConfigError(f"forget: {application.forget}: give {forms}")
-    for option in application.options:
-        if option not in chosen.options:
-            kind = next((kind.kind for kind in kinds if option in kind.options), "nothing")
-            raise ConfigError(
-                f"{option} is for {kind}, and forget holds {chosen.kind}; leave it out"
-            )
-    return chosen(application, Runtime(device=application.device))
-
-
 @dataclass
 class _Run:
     """One application being carried out."""
@@ -128,7 +96,8 @@ class _Run:
 
     def _run(self, statement: dict[str, Any], place: Workplace | None) -> Result:
         with _noting_warnings() as statement["warnings"]:
-            statement |= _circumstances()
+            created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            statement |= {"environment": environment(), "created": created}
             statement["earlier"], doubt = self._earlier()
             statement["warnings"] += [doubt] if doubt else []
             statement["before"] = self._before()
@@ -220,12 +189,6 @@ class _Run:
         }
 
 
-def _circumstances() -> dict[str, Any]:
-    """What a statement says of the machine and the time."""
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"environment": environment(), "created": created}
-
-
 def _about(method: str, config: Strict) -> dict[str, Any]:
     """What a statement says of a method."""
     info = METHODS[method].info
@@ -248,49 +211,3 @@ def _noting_warnings() -> Iterator[list[str]]:
         yield texts
     finally:
         logger.removeHandler(handler)
-
-
-LR = 1e-4
-"""Of AdamW on all weights."""
-CONFIG = RelearnTime.Config(batch_size=16)
-BATCH = 32
-
-
-def attack_task(benchmark: GivenBenchmark, model: nn.Module, original: nn.Module) -> AuditTask:
-    """What an attack is given of a user's model.
-
-    Args:
-        benchmark: Prepared.
-        model: The attacked one; copies of it are trained.
-        original: The one before unlearning.
-    """
-    seed = benchmark.config.seed
-    return AuditTask(
-        load=lambda: copy.deepcopy(model),
-        load_original=lambda: original,
-        adapted=False,
-        source=benchmark.source,
-        split=benchmark.split(seed),
-        family=benchmark,
-        collect=benchmark.collect,
-        features=None,
-        recipe=FitConfig(steps=CONFIG.max_steps, lr=LR),
-        batch_size=BATCH,
-        seed=seed,
-    )
-
-
-def relearned(benchmark: GivenBenchmark, model: nn.Module) -> dict[str, Any]:
-    """Steps until the model is as right on the forget data as ``share`` of the given one.
-
-    Args:
-        benchmark: Prepared.
-        model: The unlearned model; copies of it are trained.
-
-    Returns:
-        Steps with their range over batch orders, and the settings.
-    """
-    task = attack_task(benchmark, model, benchmark.original)
-    settings = {"lr": LR, "batch_size": CONFIG.batch_size, "share": CONFIG.share}
-    settings |= {"max_steps": CONFIG.max_steps}
-    return {"relearn": {**RelearnTime(CONFIG).measure(task)["steps"].to_json(), **settings}}

@@ -24,6 +24,7 @@ from stable_forgetting.common.audits.base import (
     PopulationAudit,
 )
 from stable_forgetting.common.audits.sequential import Sequential
+from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.parts import utility_parts
 from stable_forgetting.common.measure.gaps import summarise
@@ -54,6 +55,18 @@ class AuditTable:
             self.rows.setdefault(label, {})[seed] = work()
         except NotApplicable as error:
             self.rows.setdefault(label, {})[seed] = error.reason
+        except Diverged as error:
+            self.rows.setdefault(label, {})[seed] = str(error)
+
+    def relate(self, retrain: str) -> None:
+        """Adds to every row's measures what they are beside those of the seed's Retrain."""
+        assert isinstance(self.audit, ModelAudit)
+        targets = self.rows.get(retrain, {})
+        for label, cells in self.rows.items():
+            for seed, cell in cells.items():
+                target = targets.get(seed)
+                if label != retrain and isinstance(cell, dict) and isinstance(target, dict):
+                    cells[seed] = {**cell, **self.audit.relate(cell, target)}
 
     @property
     def columns(self) -> list[str]:
@@ -131,7 +144,7 @@ class AuditReport:
                 self._streams(table, audit)
             else:
                 assert isinstance(audit, ModelAudit)
-                self._models(table, audit)
+                self._models(table)
             tables.append(table)
         return tables
 
@@ -224,23 +237,16 @@ class AuditReport:
 
     # Model audits --------------------------------------------------------------------------------
 
-    def _models(self, table: AuditTable, audit: ModelAudit) -> None:
-        targets = {
-            seed: self._probe(result, table.name)
-            for seed, result in self._of(self._retrain).items()
-        }
-        rows = [(self._retrain, self._of(self._retrain)), (FLOOR, self._of(self._retrain, 1))]
-        rows += [(label, self._of(label)) for label in self._labels()]
-        for label, results in rows:
+    def _models(self, table: AuditTable) -> None:
+        first = self._of(self._retrain)
+        rows = {self._retrain: first, FLOOR: self._of(self._retrain, 1)}
+        rows |= {label: self._of(label) for label in self._labels()}
+        for label, results in rows.items():
             for seed, result in results.items():
-                cell = self._probe(result, table.name)
-                table.seconds += self._seconds(result, table.name)
-                target = targets.get(seed)
-                if label != self._retrain and isinstance(cell, dict) and isinstance(target, dict):
-                    cell = {**cell, **audit.relate(cell, target)}
-                table.rows.setdefault(label, {})[seed] = cell
+                table.rows.setdefault(label, {})[seed] = self._probe(result, table)
+        table.relate(self._retrain)
         if FLOOR not in table.rows:
-            table.rows[FLOOR] = dict.fromkeys(targets, NO_SECOND)
+            table.rows[FLOOR] = dict.fromkeys(first, NO_SECOND)
 
     @cached_property
     def _probes(self) -> dict[tuple[str, str, int, int], Placed]:
@@ -250,18 +256,16 @@ class AuditReport:
             for result in results
         }
 
-    def _probe(self, result: Result[Any], name: str) -> Cell:
+    def _probe(self, result: Result[Any], table: AuditTable) -> Cell:
         reason = composite(self.suite, result.label)
         if reason is not None:
             return reason
-        stage = self._probes[name, result.label, result.seed, result.replicate]
-        cell = read_attack(self.store, stage)
-        return "not run" if cell is None else cell
-
-    def _seconds(self, result: Result[Any], name: str) -> list[float]:
-        stage = self._probes.get((name, result.label, result.seed, result.replicate))
-        done = None if stage is None else self.store.done(stage.kind, stage.key)
-        return [] if done is None else [float(done.get("stage_seconds", 0.0))]
+        stage = self._probes[table.name, result.label, result.seed, result.replicate]
+        cell, done = read_attack(self.store, stage), self.store.done(stage.kind, stage.key)
+        if cell is None or done is None:
+            return "not run"
+        table.seconds.append(float(done.get("stage_seconds", 0.0)))
+        return cell
 
     # Populations ---------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from stable_forgetting.benchmarks.apply.attacked import attack_given
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.cost import Cost, costs, time_line
-from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
+from stable_forgetting.benchmarks.audits.derive import AuditReport
 from stable_forgetting.benchmarks.audits.plan import (
     AuditPlanner,
     Shadows,
@@ -121,11 +121,9 @@ def _attack_given(given: Given, machine: Machine, chosen: Mapping[str, Audit]) -
     others = ", ".join(name for name in chosen if name not in attacks)
     if not attacks:
         raise ConfigError(f"--attacks {others}: compare the models of a suite; give a suite")
-    found = attack_given(given.suspects(machine), attacks)
-    tables = [
-        AuditTable(name, attacks[name], {label: {0: cell} for label, cell in cells.items()})
-        for name, cells in found.items()
-    ]
+    tables = attack_given(
+        *given.suspects(), attacks, device=machine.device, threads=machine.threads
+    )
     show(console, sections(tables))
 
 
