@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from stable_forgetting.benchmarks.audits.after import Shown
 from stable_forgetting.benchmarks.audits.derive import AuditTable
-from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan
+from stable_forgetting.benchmarks.audits.stored import StoredPlan
+from stable_forgetting.benchmarks.pipeline.stage import Placed
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.sweeps.board import Sweep
 from stable_forgetting.common.base.registry import METHODS
@@ -147,7 +148,7 @@ class Leaderboard:
     digest: str
     missing: int = 0
     trials: list[Trial] = field(default_factory=list)
-    stages: Mapping[tuple[str, int, int], Stored] = field(default_factory=dict)
+    stages: Mapping[tuple[str, int, int], Placed] = field(default_factory=dict)
     plan: StoredPlan | None = None
     audits: list[AuditTable] = field(default_factory=list)
     attacked: list[Shown] = field(default_factory=list)
@@ -157,7 +158,7 @@ class Leaderboard:
     sweep: Sweep | None = None
     pooled: Floor = field(default_factory=lambda: Floor((), None))
 
-    def stage(self, label: str, record: RunRecord) -> Stored:
+    def stage(self, label: str, record: RunRecord) -> Placed:
         """The stage that wrote a record."""
         return self.stages[label, record.replicate, record.seed]
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from stable_forgetting.benchmarks.audits.report import audit_tables
-from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan, stored_plan
+from stable_forgetting.benchmarks.audits.stored import StoredPlan, stored_plan
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords, Leaderboard
 from stable_forgetting.benchmarks.leaderboard.folds import forgotten
 from stable_forgetting.benchmarks.leaderboard.judge import (
@@ -25,7 +25,7 @@ from stable_forgetting.benchmarks.leaderboard.judge import (
 )
 from stable_forgetting.benchmarks.leaderboard.tuning import read_trials, tuned_on
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores, read_table
-from stable_forgetting.benchmarks.pipeline.stage import Probed, Result
+from stable_forgetting.benchmarks.pipeline.stage import Placed, Probed, Result
 from stable_forgetting.benchmarks.suite.goals import metric_specs
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
@@ -105,8 +105,8 @@ def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderb
 def _read(
     suite: ResolvedSuite,
     store: StageStore,
-    results: Sequence[Result[Stored]],
-    probes: Sequence[Probed[Stored]],
+    results: Sequence[Result[Placed]],
+    probes: Sequence[Probed[Placed]],
 ) -> tuple[FinalRecords, int]:
     """The records of final models with all of their metrics, and how many files are missing."""
     stages = {(r.label, r.replicate, r.seed): r.stage for r in results if r.trial is None}
@@ -234,7 +234,7 @@ def _check_one_data_set(records: Sequence[RunRecord]) -> None:
         )
 
 
-def _sizes(stages: Mapping[tuple[str, int, int], Stored], store: StageStore) -> dict[int, int]:
+def _sizes(stages: Mapping[tuple[str, int, int], Placed], store: StageStore) -> dict[int, int]:
     """Seed -> samples in the forget set, as far as the splits are there."""
     sizes = {}
     for (_, _, seed), stage in stages.items():
