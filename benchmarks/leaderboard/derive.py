@@ -191,10 +191,7 @@ def compared(
 ) -> FinalRecords:
     """The records with the metrics that need Retrain's scores too.
 
-    Args:
-        suite: Of the benchmark that may have such metrics.
-        finals: Records of all final models.
-        scores: (row label, replicate, seed) -> part -> scores; empty where they are not there.
+    ``scores``: (row label, replicate, seed) -> part -> scores; empty where they are not there.
     """
     benchmark, retrain = BENCHMARKS[suite.spec.benchmark], label_of(suite, "retrain")
     if benchmark.compare.__func__ is Benchmark.compare.__func__:  # type: ignore[attr-defined]

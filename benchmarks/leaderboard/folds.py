@@ -33,8 +33,7 @@ TOGETHER = "ag"
 def forgotten(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> tuple[int | None, ...]:
     """Forget samples of every fold at the first seed; None where its split is not made.
 
-    Raises:
-        DataError: The sets are not nested, or not disjoint, as the suite says.
+    Sets that are not nested, or not disjoint, as the suite says, are refused.
     """
     if suite.spec.folds is None:
         return ()

@@ -105,16 +105,7 @@ def _curves(read: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Picture | 
 
 
 def serve(suite: ResolvedSuite, store: StageStore, port: int) -> ThreadingHTTPServer:
-    """A server of the page on this machine alone.
-
-    Args:
-        suite: What is watched.
-        store: Where its stages are kept.
-        port: 0 takes a free one.
-
-    Raises:
-        ConfigError: The port is taken.
-    """
+    """A server of the page on this machine alone; port 0 takes a free one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -27,9 +27,6 @@ def main_table(
         columns: Heads in the order wanted, with or without arrow; all but marks where empty.
         names: Label of a row -> what the paper calls it.
         bold: Whether the best row of every column with an arrow is bold, references apart.
-
-    Raises:
-        ConfigError: There is no such column or row, or no table.
     """
     table = next((s.content for s in sections if isinstance(s.content, Table)), None)
     if table is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from stable_forgetting.benchmarks.audits.plan import probe_plan
 from stable_forgetting.benchmarks.costs.estimate import mends
 from stable_forgetting.benchmarks.leaderboard import board as boards
-from stable_forgetting.benchmarks.leaderboard.data import frame
+from stable_forgetting.benchmarks.leaderboard.data import row_lines, run_lines
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.report import sections
@@ -79,7 +79,9 @@ class Leaderboard(boards.Leaderboard):
         Returns:
             By label of the row; ``distance`` is the mean over seeds, in the rule's unit.
         """
-        lines = frame(self, runs=runs)
+        import pandas
+
+        lines = pandas.DataFrame(run_lines(self) if runs else row_lines(self)).set_index("row")
         if full or runs:
             return lines
         shown = ["method", "seeds", *self.suite.spec.columns, "distance", "distance_std", "verdict"]
@@ -160,11 +162,7 @@ def run(
 
 
 class Lines:
-    """Watches a run: a line on stderr when a stage is complete.
-
-    Args:
-        shown: Whether anything is written.
-    """
+    """Watches a run: a line on stderr when a stage is complete, if it is ``shown``."""
 
     def __init__(self, *, shown: bool):
         self.shown, self.total, self.done = shown, 0, 0
@@ -187,17 +185,7 @@ class Lines:
 def execute(
     suite: ResolvedSuite, runtime: Runtime, executor: Executor, watching: Watching
 ) -> tuple[boards.Leaderboard, dict[str, str]]:
-    """Runs a suite and writes its report.
-
-    Args:
-        suite: Resolved.
-        runtime: Where and on what.
-        executor: Who runs the stages.
-        watching: What makes the watcher of a run.
-
-    Returns:
-        Its board, and what failed.
-    """
+    """Runs a suite and writes its report: its board, and what failed."""
     store = StageStore(runtime.store)
     with _running(suite, runtime, watching) as watcher:
         work = [run_suite(suite, runtime, executor, watcher=watcher)]
@@ -243,7 +231,6 @@ def with_mends(suite: ResolvedSuite, text: str) -> str:
     """What failed; where memory of a card ran out, with what would lower it, as a plan counts."""
     if "OutOfMemoryError" not in text:
         return text
-
     known = mends(suite, text.partition("/")[0])
     if not known:
         ways = "accumulation, protocol.model.gradient_checkpointing, an adapter, or FSDP"

@@ -31,16 +31,9 @@ PAGE = "samples.html"
 def samples(
     board: Leaderboard, runtime: Runtime, labels: Sequence[str], *, seed: int, count: int
 ) -> list[Sample]:
-    """Forgotten samples of one seed, and the answers of some rows.
+    """Forgotten samples of one seed, and the answers of the rows of these labels.
 
     Classes are read from the stored scores; texts are written by the stored models.
-
-    Args:
-        board: Of a suite whose records are in the store.
-        runtime: Names the store.
-        labels: Rows whose models answer.
-        seed: Of the runs.
-        count: How many samples.
 
     Raises:
         DataError: A model or its scores are not in the store.
@@ -65,12 +58,7 @@ def _sites(
 
 
 def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
-    """Places of the samples whose true answer some methods know and others do not.
-
-    Args:
-        scores: Row label -> scores of the same samples.
-        count: How many places.
-    """
+    """Places of the samples whose true answer some methods know and others do not."""
     import numpy as np
 
     methods = [score for label, score in scores.items() if label not in REFERENCES]
@@ -92,13 +80,7 @@ def _image_samples(
 def class_sample(
     scores: Mapping[str, Scores], place: int, name: Callable[[int], str] = str
 ) -> Sample:
-    """One sample of a classification, from stored probabilities.
-
-    Args:
-        scores: Row label -> scores of the same samples.
-        place: Of the sample in them.
-        name: Of a class.
-    """
+    """One sample of a classification, from stored probabilities; ``name`` is that of a class."""
     first = next(iter(scores.values()))
     assert first.labels is not None
     label, answers = int(first.labels[place]), {}
@@ -137,15 +119,7 @@ def _text_samples(
 
 
 def write_samples(board: Leaderboard, runtime: Runtime, count: int = 100) -> list[Sample]:
-    """Writes the page of samples of the board's first seed, beside its report.
-
-    Args:
-        board: Of a suite whose records are in the store.
-        runtime: Names the store.
-        count: At most so many samples.
-
-    Returns:
-        The samples, with the answers of all rows.
+    """Writes the page of at most ``count`` samples of the board's first seed, beside its report.
 
     Raises:
         DataError: No model of that seed has stored scores.

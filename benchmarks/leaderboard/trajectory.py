@@ -80,11 +80,7 @@ def _of_rows(board: Leaderboard, read: Callable[[Placed, int], Trajectory]) -> T
 
 
 def read_log(store: StageStore, model: Placed) -> list[dict[str, Any]]:
-    """Rows that a training logged; none where its stage is not there.
-
-    Raises:
-        Damaged: They are not what was written; the stage is set aside.
-    """
+    """Rows that a training logged; none where its stage is not there."""
     if store.done(model.kind, model.key) is None:
         return []
     return read_scalars(store.checked(model.kind, model.key, SCALARS) / SCALARS)

@@ -12,7 +12,7 @@ from stable_forgetting.benchmarks.pipeline.grid import SIDES, runs_together
 from stable_forgetting.benchmarks.report.cells import MISSING, number, significant, spread
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.sweeps.board import Sweep
+from stable_forgetting.benchmarks.sweeps.board import Sweep, further_metrics
 from stable_forgetting.benchmarks.sweeps.depth import depth_picture, depth_table
 from stable_forgetting.benchmarks.sweeps.derive import Ceiling, SweepComparison, SweepLine
 from stable_forgetting.benchmarks.sweeps.draw import picture
@@ -53,7 +53,7 @@ def share_table(board: Sweep) -> Table:
     of = f"{retained} over the grid's cells"
     heads.append(Column(f"worst {retained}", doc=f"is the lowest {of}"))
     heads += [Column(f"median {retained}", doc=f"is the median {of}, mean over seeds"), "✗"]
-    further = board.further
+    further = further_metrics(board.suite)
     heads += [Column(m.title, doc=f"is the highest {m.doc}, over the cells") for m in further]
     ceiling = [_ceiling_row(board.ceiling, len(further))] if board.ceiling.seeds else []
     rows = [*ceiling, *(_share_row(line, further) for line in board.lines)]

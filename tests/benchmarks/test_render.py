@@ -15,9 +15,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from rich.console import Console
 
-from stable_forgetting.benchmarks.leaderboard.data import runs_csv, to_csv, to_json
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow
+from stable_forgetting.benchmarks.leaderboard.data import csv_text, row_lines, run_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.leaderboard.picture import Dots, draw, picture, ticks_to
+from stable_forgetting.benchmarks.leaderboard.picture import draw, picture, ticks_to
 from stable_forgetting.benchmarks.leaderboard.report import divergence_lines, sections
 from stable_forgetting.benchmarks.leaderboard.settings import settings_sections
 from stable_forgetting.benchmarks.leaderboard.tables import gap_table, main_table
@@ -182,7 +183,7 @@ def test_compact_tables_of_many_columns_keep_those_of_the_average_gap(hand_made,
 
 
 def test_runs_hold_every_record(board):
-    rows = list(csv.DictReader(io.StringIO(runs_csv(board))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(run_lines(board)))))
     assert len(rows) == len(board.records) == 12
     by_key = {(row["row"], row["seed"], row["replicate"]): row for row in rows}
     gd, second = by_key["gd", "1", "0"], by_key["retrain", "1", "1"]
@@ -196,7 +197,7 @@ def test_runs_hold_every_record(board):
 
 
 def test_the_csv_is_the_leaderboard(board):
-    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(to_csv(board)))}
+    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(csv_text(row_lines(board))))}
     assert list(rows) == [row.label for row in board.rows]
     gd = rows["gd"]
     assert float(gd["distance"]) == 1.75 and gd["seeds"] == "2" and gd["verdict"] == "untested"
@@ -436,7 +437,7 @@ def test_report_files_are_complete_and_whole(board, tmp_path):
 
 
 def dots(label, method, *values):
-    return Dots(label, method, dict(enumerate(values)))
+    return BoardRow(label, method, ag_per_seed=dict(enumerate(values)))
 
 
 def test_a_reference_far_beyond_the_methods_is_an_arrow_with_its_number():
