@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.stage import ModelSpec, Plan, Stage
@@ -46,18 +46,10 @@ def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost
     for kind, stages in groups.items():
         missing = sum(store.done(stage.kind, stage.key) is None for stage in stages)
         done = list(complete.get(kind, {}).values())
-        seconds = _mean([seconds_of(store, stage) for stage in done])
-        size = _mean([_megabytes(store.folder(stage.kind, stage.key)) for stage in done])
-        result.append(
-            Cost(
-                kind,
-                len(stages),
-                missing,
-                _length(stages[0]),
-                _times(seconds, missing),
-                _times(size, missing),
-            )
-        )
+        seconds = _of_missing(missing, [seconds_of(store, stage) for stage in done])
+        sizes = [_megabytes(store.folder(stage.kind, stage.key)) for stage in done]
+        size = _of_missing(missing, sizes)
+        result.append(Cost(kind, len(stages), missing, _length(stages[0]), seconds, size))
     return result
 
 
@@ -70,10 +62,12 @@ def time_line(priced: Sequence[Cost]) -> str:
     return f"{text}, from the recorded seconds of such stages."
 
 
-def _times(each: float | None, count: int) -> float | None:
+def _of_missing(count: int, known: Sequence[float | None]) -> float | None:
+    """What as many stages take, if each takes the mean of the known ones."""
+    present = [value for value in known if value is not None]
     if count == 0:
         return 0.0
-    return None if each is None else each * count
+    return count * fmean(present) if present else None
 
 
 def group(stage: Stage) -> str:
@@ -86,11 +80,6 @@ def _method(stage: Stage) -> str | None:
     """What a stage trains a model with; None where it trains none."""
     spec = stage.spec
     return spec.method if KINDS[stage.kind].trains and isinstance(spec, ModelSpec) else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return math.fsum(present) / len(present) if present else None
 
 
 def seconds_of(store: StageStore, stage: Stage) -> float | None:

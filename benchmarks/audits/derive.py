@@ -135,7 +135,8 @@ class AuditReport:
             audit.parts = self.benchmark.part_table
             reason = inapplicable(self.suite, audit)
             if reason is not None:
-                self._without(table, NotApplicable(reason).reason)
+                text, seeds = NotApplicable(reason).reason, self._of(self._retrain)
+                table.rows = {row: dict.fromkeys(seeds, text) for row in (FLOOR, *self._labels())}
             elif isinstance(audit, PairAudit):
                 self._pairs(table, audit)
             elif isinstance(audit, PopulationAudit):
@@ -219,10 +220,6 @@ class AuditReport:
         for row in self.suite.rows:
             if row.label != self._retrain and self._of(row.label):
                 yield row.label
-
-    def _without(self, table: AuditTable, reason: str) -> None:
-        seeds = self._of(self._retrain)
-        table.rows = {label: dict.fromkeys(seeds, reason) for label in (FLOOR, *self._labels())}
 
     def _pairs(self, table: AuditTable, audit: PairAudit) -> None:
         first, second = self._of(self._retrain), self._of(self._retrain, 1)

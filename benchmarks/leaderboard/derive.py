@@ -184,6 +184,12 @@ def derive(
     )
 
 
+def compares(benchmark: type[Benchmark]) -> bool:
+    """Whether a benchmark has metrics that need Retrain's scores."""
+    ours, default = benchmark.compare, Benchmark.compare
+    return ours.__func__ is not default.__func__  # type: ignore[attr-defined]
+
+
 def compared(
     suite: ResolvedSuite,
     finals: FinalRecords,
@@ -194,7 +200,7 @@ def compared(
     ``scores``: (row label, replicate, seed) -> part -> scores; empty where they are not there.
     """
     benchmark, retrain = BENCHMARKS[suite.spec.benchmark], label_of(suite, "retrain")
-    if benchmark.compare.__func__ is Benchmark.compare.__func__:  # type: ignore[attr-defined]
+    if not compares(benchmark):
         return finals
     result: FinalRecords = {}
     for (row, replicate), by_seed in finals.items():
