@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.benchmarks.apply.checks import benchmark_of
+from stable_forgetting.benchmarks.apply.work import benchmark_of
 from stable_forgetting.benchmarks.audits.derive import AuditTable
 from stable_forgetting.common.audits.base import AuditTask, ModelAudit
 from stable_forgetting.common.audits.recovery import RelearnTime

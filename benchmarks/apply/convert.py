@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.benchmarks.apply.checks import check_out
-from stable_forgetting.benchmarks.apply.place import workplace
+from stable_forgetting.benchmarks.apply.place import check_out, workplace
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.store.pickled import read_weights, write_weights

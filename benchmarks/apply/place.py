@@ -13,6 +13,7 @@ from typing import Any
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import file_digest, held, json_digest, publish, write_json
+from stable_forgetting.common.store.stages import check_writable
 
 _NOTE = "application.json"
 
@@ -79,6 +80,14 @@ def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_out(out: Path) -> None:
+    """Refuses a folder that holds something, or cannot be written."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        tidy(out)
+        raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
+    check_writable(out, "out")
 
 
 def tidy(out: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.benchmarks.apply.checks import check_out
-from stable_forgetting.benchmarks.apply.place import STATEMENT, workplace
+from stable_forgetting.benchmarks.apply.place import STATEMENT, check_out, workplace
 from stable_forgetting.benchmarks.apply.report import sections, write_pages
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.section import Section

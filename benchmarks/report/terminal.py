@@ -87,8 +87,6 @@ def _least(column: Column, index: int, texts: Sequence[str]) -> int:
 
 def rich_table(table: Table, *, tight: bool = False) -> RichTable:
     """A Rich table; ``tight`` for narrow terminals."""
-    from rich.table import Table as RichTable
-
     rich = RichTable(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0) if tight else (0, 1),

@@ -6,8 +6,9 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stable_forgetting.benchmarks.audits.derive import AuditTable
 from stable_forgetting.benchmarks.audits.stored import StoredPlan
 from stable_forgetting.benchmarks.pipeline.cells import Cell, Target
 from stable_forgetting.benchmarks.pipeline.grid import SIDES
@@ -28,9 +29,6 @@ from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import summarise
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
 from stable_forgetting.common.store.stages import StageStore
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.audits.derive import AuditTable
 
 
 @dataclass
