@@ -24,12 +24,7 @@ FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
 
 
 class Worst(NamedTuple):
-    """The column in which a row is furthest from Retrain.
-
-    Attributes:
-        ratio: Its distance there over the second Retrain's, means over seeds.
-        metric: The column.
-    """
+    """The column in which a row is furthest: its distance over the second Retrain's."""
 
     ratio: float
     metric: str
