@@ -192,7 +192,9 @@ def _benchmarked(
             protocol["model"] = {**kept, **_words(given, stack)}
         config = validate(cls.Config, merge(protocol, overrides), f"{name}: settings")
         benchmark = cls(config, runtime)
-        model = _module(given).to(pick_device(runtime.device)).eval()
+        loaded = given.load() if hasattr(given, "load") else given
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model = model.to(pick_device(runtime.device)).eval()
         _check_context(model, config, name)
         parts = benchmark.parts(benchmark.split(seed), trial=False, seed=seed)
         metrics = benchmark.evaluate(benchmark.score(model, parts), trial=False, seed=seed)
@@ -233,8 +235,3 @@ def _check_context(model: Any, config: Any, name: str) -> None:
             f"{name}: its rows have up to {longest} tokens, and the model reads {context}; set "
             f"data.max_length={context}, which cuts longer rows"
         )
-
-
-def _module(given: Any) -> Any:
-    loaded = given.load() if hasattr(given, "load") else given
-    return loaded[0] if isinstance(loaded, tuple) else loaded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
@@ -20,7 +19,7 @@ class Cost:
 
     Attributes:
         kind: Stage kind, for ``unlearn`` with the row's label.
-        length: Epochs or steps of one, in words.
+        length: Of one, such as ``12 epochs``; empty where it trains nothing.
         seconds: Estimate for the missing ones, from recorded stages of the kind; None if unknown.
         megabytes: The same for their size on disk.
     """
@@ -47,9 +46,14 @@ def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost
         missing = sum(store.done(stage.kind, stage.key) is None for stage in stages)
         done = list(complete.get(kind, {}).values())
         seconds = _of_missing(missing, [seconds_of(store, stage) for stage in done])
-        sizes = [_megabytes(store.folder(stage.kind, stage.key)) for stage in done]
+        folders = (store.folder(stage.kind, stage.key) for stage in done)
+        sizes = [
+            sum(file.stat().st_size for file in folder.glob("*")) / 2**20 for folder in folders
+        ]
         size = _of_missing(missing, sizes)
-        result.append(Cost(kind, len(stages), missing, _length(stages[0]), seconds, size))
+        long, unit = length(stages[0])
+        text = f"{long} {unit.removesuffix('s') if long == 1 else unit}" if unit else ""
+        result.append(Cost(kind, len(stages), missing, text, seconds, size))
     return result
 
 
@@ -87,16 +91,6 @@ def seconds_of(store: StageStore, stage: Stage) -> float | None:
     done = store.done(stage.kind, stage.key)
     value = (done or {}).get("stage_seconds")
     return float(value) if isinstance(value, int | float) else None
-
-
-def _megabytes(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 2**20
-
-
-def _length(stage: Stage) -> str:
-    """``12 epochs`` or ``100 steps`` of one training stage; empty for others."""
-    count, unit = length(stage)
-    return f"{count} {unit.removesuffix('s') if count == 1 else unit}" if unit else ""
 
 
 def length(stage: Stage) -> tuple[int, str]:

@@ -98,7 +98,9 @@ def stored_plan(suite: ResolvedSuite, store: StageStore) -> StoredPlan:
 
     Nothing is written for a suite that was never run in this store.
     """
-    path, seeds = store.root / "suites" / suite.name / FILE, _seeds(suite, store)
+    path = store.root / "suites" / suite.name / FILE
+    found = {done["seed"] for done in store.complete("retrain") if done.get("seed") is not None}
+    seeds = sorted({*found, *suite.spec.seeds})  # of the suite, and of every Retrain there
     state = digest([_state(suite), seeds])
     with suppress(OSError, ValueError, LookupError, TypeError):
         plan = _read(path, state)
@@ -110,12 +112,6 @@ def stored_plan(suite: ResolvedSuite, store: StageStore) -> StoredPlan:
         with suppress(PermissionError):  # a store that cannot be written is read all the same
             write_text(path, plan.text())
     return plan
-
-
-def _seeds(suite: ResolvedSuite, store: StageStore) -> list[int]:
-    """Seeds of the suite, and of every Retrain in the store."""
-    found = {done["seed"] for done in store.complete("retrain") if done.get("seed") is not None}
-    return sorted({*found, *suite.spec.seeds})
 
 
 def _state(suite: ResolvedSuite) -> Any:

@@ -42,19 +42,12 @@ def samples(
     stages = {label: board.stages[label, 0, seed] for label in labels}
     scores = {label: read_scores(store, stage)[FORGET] for label, stage in stages.items()}
     places = most_different(scores, count)
-    contexts = _sites(board, runtime, labels, seed)
+    results = make_plan(board.suite, store).results
+    own = [r for r in results if r.trial is None and (r.seed, r.replicate) == (seed, 0)]
+    contexts = {r.label: StageContext(r.stage, runtime) for r in own if r.label in labels}
     if all(score.probs is not None for score in scores.values()):
         return _image_samples(scores, places, contexts[labels[0]])
     return _text_samples(scores, places, contexts)
-
-
-def _sites(
-    board: Leaderboard, runtime: Runtime, labels: Sequence[str], seed: int
-) -> dict[str, StageContext]:
-    """Row label -> where its model and its data are read."""
-    results = make_plan(board.suite, StageStore(runtime.store)).results
-    own = [r for r in results if r.trial is None and (r.seed, r.replicate) == (seed, 0)]
-    return {r.label: StageContext(r.stage, runtime) for r in own if r.label in labels}
 
 
 def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
