@@ -11,6 +11,7 @@ from stable_forgetting.benchmarks.audits.derive import AuditTable
 from stable_forgetting.benchmarks.audits.stored import StoredPlan
 from stable_forgetting.benchmarks.pipeline.stage import Placed
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.benchmarks.sweeps.board import Sweep
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.gaps import Floor, PairedDifference, Summary
@@ -81,6 +82,11 @@ class BoardRow:
     chosen: dict[str, Any] = field(default_factory=dict)
     edges: tuple[str, ...] = ()
     inapplicable: str = ""
+
+    @property
+    def target(self) -> bool:
+        """Whether it is the Retrain that all rows are compared with, whatever it is called."""
+        return self.method == "retrain" and self.label != FLOOR
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def draw(
     Rows without a distance, and Retrain, are left out.  ``floors`` are the seeds' noise floors.
     """
     retrained = any(row.method == "retrain" for row in rows)
-    rows = [row for row in rows if row.ag_per_seed and row.label != "retrain"]
+    rows = [row for row in rows if row.ag_per_seed and not row.target]
     top, known = end_of(rows), [floor for floor in floors if floor is not None]
     band = None
     if known:

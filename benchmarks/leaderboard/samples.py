@@ -41,7 +41,9 @@ def samples(
     store = StageStore(runtime.store)
     stages = {label: board.stages[label, 0, seed] for label in labels}
     scores = {label: read_scores(store, stage)[FORGET] for label, stage in stages.items()}
-    places = most_different(scores, count)
+    rows = {row.label: row.method for row in board.suite.rows}
+    methods = {label: own for label, own in scores.items() if rows[label] not in REFERENCES}
+    places = most_different(methods or scores, count)
     results = make_plan(board.suite, store).results
     own = [r for r in results if r.trial is None and (r.seed, r.replicate) == (seed, 0)]
     contexts = {r.label: StageContext(r.stage, runtime) for r in own if r.label in labels}
@@ -51,11 +53,10 @@ def samples(
 
 
 def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
-    """Places of the samples whose true answer some methods know and others do not."""
+    """Places of the samples whose true answer some rows know and others do not."""
     import numpy as np
 
-    methods = [score for label, score in scores.items() if label not in REFERENCES]
-    known = np.stack([score.probability for score in methods or scores.values()])
+    known = np.stack([score.probability for score in scores.values()])
     return [int(place) for place in np.argsort(-known.std(axis=0), kind="stable")[:count]]
 
 
@@ -137,10 +138,11 @@ def sample_sections(board: Leaderboard, chosen: Sequence[Sample], seed: int) -> 
         f"{board.suite.spec.title}. Seed {seed}, {len(chosen)} samples of the forget set. The "
         "samples on which the methods differ most come first."
     )
+    rows = {row.label: row.method for row in board.suite.rows}
     legend = TEXT_LEGEND if any(sample.question for sample in chosen) else IMAGE_LEGEND
     return [
         Section(title, (first, legend), depth=1, level="full"),
-        Section(content=[marked(sample) for sample in chosen], level="full"),
+        Section(content=[marked(sample, rows) for sample in chosen], level="full"),
     ]
 
 
@@ -155,15 +157,18 @@ TEXT_LEGEND = (
 )
 
 
-def marked(sample: Sample) -> Sample:
-    """The sample as a reader sees it: Original and Retrain first, the others compared with it."""
+def marked(sample: Sample, methods: Mapping[str, str]) -> Sample:
+    """The sample as a reader sees it: Original and Retrain first, the others compared with it.
+
+    ``methods`` says which rows these are: label -> method.
+    """
     told = words(sample.truth) - words(sample.question) if sample.question else frozenset()
-    reference = sample.answers.get("retrain")
-    answers = {}
-    for who in sorted(sample.answers, key=lambda who: who not in REFERENCES):
+    retrains = (own for who, own in sample.answers.items() if methods[who] == "retrain")
+    reference, answers = next(retrains, None), {}
+    for who in sorted(sample.answers, key=lambda who: methods[who] not in REFERENCES):
         answer = sample.answers[who]
         same = reference is None or not _differs(answer, reference, told)
-        mark = "" if who in REFERENCES else "same" if same else "other"
+        mark = "" if methods[who] in REFERENCES else "same" if same else "other"
         answers[who] = replace(answer, mark=mark, recalled=told)
     return replace(sample, answers=answers)
 

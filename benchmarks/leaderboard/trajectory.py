@@ -116,7 +116,7 @@ def to_svg(board: Leaderboard, trajectories: Trajectories) -> str:
     titles = {name: spec.title for name, spec in board.specs.items()}
     main = {name: titles[name] for name in board.suite.spec.columns}
     panels = _panels(trajectories, main) or _panels(trajectories, titles)
-    retrain = next((row.metrics for row in board.rows if row.label == "retrain"), {})
+    retrain = next((row.metrics for row in board.rows if row.target), {})
     dashed = [
         replace(panel, references={"4": dict.fromkeys(panel.ends, retrain[name].mean)})
         if name in retrain
