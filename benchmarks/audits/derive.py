@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -101,14 +101,7 @@ class AuditTable:
 
 
 class AuditReport:
-    """The tables of a suite's audits, from what is stored; plans and runs nothing.
-
-    Args:
-        suite: Of the models.
-        store: What has them.
-        audits: Name -> audit with its config.
-        plan: The stages to read.
-    """
+    """The tables of a suite's audits, from the stored stages of a plan; plans and runs nothing."""
 
     def __init__(
         self, suite: ResolvedSuite, store: StageStore, audits: Mapping[str, Audit], plan: AuditPlan
@@ -135,8 +128,8 @@ class AuditReport:
             audit.parts = self.benchmark.part_table
             reason = inapplicable(self.suite, audit)
             if reason is not None:
-                text, seeds = NotApplicable(reason).reason, self._of(self._retrain)
-                table.rows = {row: dict.fromkeys(seeds, text) for row in (FLOOR, *self._labels())}
+                text = NotApplicable(reason).reason
+                table.rows = {row: dict.fromkeys(self._retrains, text) for row in self._rows}
             elif isinstance(audit, PairAudit):
                 self._pairs(table, audit)
             elif isinstance(audit, PopulationAudit):
@@ -155,15 +148,12 @@ class AuditReport:
         """What every row shows of the forgotten, before and after the attack that shows most."""
         attacks = [table for table in tables if isinstance(table.audit, ModelAudit)]
         attacks = [table for table in attacks if self._retrain in table.rows]
-        retrains = self._of(self._retrain)
-        rows = [(FLOOR, self._of(self._retrain, 1))]
-        rows += [(label, self._of(label)) for label in self._labels()]
         found = []
-        for label, results in rows:
+        for label, results in self._rows.items():
             plain = {
-                seed: (self._accuracies(result.stage), self._accuracies(retrains[seed].stage))
+                seed: (self._accuracies(result.stage), self._accuracies(self._retrains[seed].stage))
                 for seed, result in results.items()
-                if seed in retrains
+                if seed in self._retrains
             }
             shown = {NONE: {s: ours[0] - theirs[0] for s, (ours, theirs) in plain.items()}}
             for table in attacks:
@@ -215,17 +205,20 @@ class AuditReport:
     def _of(self, label: str, replicate: int = 0) -> dict[int, Result]:
         return {r.seed: r for r in self.finals if (r.label, r.replicate) == (label, replicate)}
 
-    def _labels(self) -> Iterator[str]:
-        """Rows with results, without Retrain."""
-        for row in self.suite.rows:
-            if row.label != self._retrain and self._of(row.label):
-                yield row.label
+    @cached_property
+    def _retrains(self) -> dict[int, Result]:
+        return self._of(self._retrain)
+
+    @cached_property
+    def _rows(self) -> dict[str, dict[int, Result]]:
+        """The noise floor and the rows with results, without Retrain: label -> seed -> model."""
+        labels = [row.label for row in self.suite.rows if row.label != self._retrain]
+        rows = {label: own for label in labels if (own := self._of(label))}
+        return {FLOOR: self._of(self._retrain, 1), **rows}
 
     def _pairs(self, table: AuditTable, audit: PairAudit) -> None:
-        first, second = self._of(self._retrain), self._of(self._retrain, 1)
-        rows = {FLOOR: second} | {label: self._of(label) for label in self._labels()}
-        for label, results in rows.items():
-            for seed, retrain in first.items():
+        for label, results in self._rows.items():
+            for seed, retrain in self._retrains.items():
                 if seed in results:
                     ours, theirs = (self.scores(r.stage) for r in (results[seed], retrain))
                     table.put(label, seed, partial(audit.compare, ours, theirs, seed=seed))
@@ -235,15 +228,12 @@ class AuditReport:
     # Model audits --------------------------------------------------------------------------------
 
     def _models(self, table: AuditTable) -> None:
-        first = self._of(self._retrain)
-        rows = {self._retrain: first, FLOOR: self._of(self._retrain, 1)}
-        rows |= {label: self._of(label) for label in self._labels()}
-        for label, results in rows.items():
+        for label, results in {self._retrain: self._retrains, **self._rows}.items():
             for seed, result in results.items():
                 table.rows.setdefault(label, {})[seed] = self._probe(result, table)
         table.relate(self._retrain)
         if FLOOR not in table.rows:
-            table.rows[FLOOR] = dict.fromkeys(first, NO_SECOND)
+            table.rows[FLOOR] = dict.fromkeys(self._retrains, NO_SECOND)
 
     @cached_property
     def _probes(self) -> dict[tuple[str, str, int, int], Placed]:
@@ -273,7 +263,8 @@ class AuditReport:
             rows = {FLOOR: pool[half:]}
             rows |= {
                 label: _interleaved([self.plan.shadows[label, seed, "fixed"] for seed in seeds])
-                for label in self._labels()
+                for label in self._rows
+                if label != FLOOR
             }
             for label, models in rows.items():
                 n = min(len(models), half)
@@ -285,7 +276,7 @@ class AuditReport:
     def _seed_groups(self) -> list[list[int]]:
         """Seeds that share one split: their models are one population."""
         groups: dict[str, list[int]] = {}
-        for seed, result in self._of(self._retrain).items():
+        for seed, result in self._retrains.items():
             split = result.stage.parents["split"]
             done = self.store.done(split.kind, split.key)
             groups.setdefault((done or {}).get("split", split.key), []).append(seed)
@@ -293,7 +284,7 @@ class AuditReport:
 
     def _halves(self, table: AuditTable, audit: ULira) -> None:
         for (label, seed, design), stages in self.plan.shadows.items():
-            if design == "halves" and stages and seed in self._of(self._retrain):
+            if design == "halves" and stages and seed in self._retrains:
                 models = [self.scores(stage) for stage in stages]
                 table.put(f"{label}, halves", seed, partial(audit.halves, models, seed=seed))
 
