@@ -46,11 +46,7 @@ def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost
         missing = sum(store.done(stage.kind, stage.key) is None for stage in stages)
         done = list(complete.get(kind, {}).values())
         seconds = _of_missing(missing, [seconds_of(store, stage) for stage in done])
-        folders = (store.folder(stage.kind, stage.key) for stage in done)
-        sizes = [
-            sum(file.stat().st_size for file in folder.glob("*")) / 2**20 for folder in folders
-        ]
-        size = _of_missing(missing, sizes)
+        size = _of_missing(missing, [_megabytes(store, stage) for stage in done])
         long, unit = length(stages[0])
         text = f"{long} {unit.removesuffix('s') if long == 1 else unit}" if unit else ""
         result.append(Cost(kind, len(stages), missing, text, seconds, size))
@@ -91,6 +87,11 @@ def seconds_of(store: StageStore, stage: Stage) -> float | None:
     done = store.done(stage.kind, stage.key)
     value = (done or {}).get("stage_seconds")
     return float(value) if isinstance(value, int | float) else None
+
+
+def _megabytes(store: StageStore, stage: Stage) -> float:
+    files = store.folder(stage.kind, stage.key).rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file()) / 2**20
 
 
 def length(stage: Stage) -> tuple[int, str]:
