@@ -46,7 +46,7 @@ def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost
         missing = sum(store.done(stage.kind, stage.key) is None for stage in stages)
         done = list(complete.get(kind, {}).values())
         seconds = _of_missing(missing, [seconds_of(store, stage) for stage in done])
-        size = _of_missing(missing, [_megabytes(store, stage) for stage in done])
+        size = _of_missing(missing, [megabytes(store, stage) for stage in done])
         long, unit = length(stages[0])
         text = f"{long} {unit.removesuffix('s') if long == 1 else unit}" if unit else ""
         result.append(Cost(kind, len(stages), missing, text, seconds, size))
@@ -89,7 +89,8 @@ def seconds_of(store: StageStore, stage: Stage) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _megabytes(store: StageStore, stage: Stage) -> float:
+def megabytes(store: StageStore, stage: Stage) -> float:
+    """What a complete stage holds on disk, the scores of a trajectory among it."""
     files = store.folder(stage.kind, stage.key).rglob("*")
     return sum(file.stat().st_size for file in files if file.is_file()) / 2**20
 

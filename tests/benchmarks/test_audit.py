@@ -9,7 +9,7 @@ import pytest
 
 from stable_forgetting.benchmarks.audits.after import Shown, ordered, places
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
-from stable_forgetting.benchmarks.audits.cost import costs
+from stable_forgetting.benchmarks.audits.cost import costs, megabytes
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
 from stable_forgetting.benchmarks.audits.report import measure_cell
@@ -217,6 +217,13 @@ def test_the_cost_is_that_of_what_was_recorded(run):
     halves = planner.shadow_plan(Shadows(2, "halves"))
     unknown = {c.kind: c for c in costs(halves, StageStore(run.store / "empty"), [])}
     assert unknown["original"].seconds is None
+
+
+def test_the_disk_of_a_stage_counts_what_lies_in_its_folders(tmp_path):
+    stage = SimpleNamespace(kind="unlearn", key="k")
+    (tmp_path / "trajectory").mkdir()
+    (tmp_path / "trajectory" / "000001.safetensors").write_bytes(bytes(2**20))
+    assert megabytes(SimpleNamespace(folder=lambda kind, key: tmp_path), stage) == 1.0
 
 
 def test_shadows_make_populations_and_resume(run):
