@@ -16,9 +16,8 @@ from stable_forgetting.benchmarks.costs.estimate import mends
 from stable_forgetting.benchmarks.leaderboard import board as boards
 from stable_forgetting.benchmarks.leaderboard.data import row_lines, run_lines
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.report import sections
-from stable_forgetting.benchmarks.leaderboard.write import write_report
+from stable_forgetting.benchmarks.leaderboard.write import picture_of, write_report
 from stable_forgetting.benchmarks.pipeline.executors import executing
 from stable_forgetting.benchmarks.pipeline.schedule import Watcher, run_suite
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
@@ -88,8 +87,8 @@ class Leaderboard(boards.Leaderboard):
         return lines[[name for name in shown if name in lines]].dropna(axis="columns", how="all")
 
     def plot(self) -> Picture:
-        """How far every row is from a retrained model; ``.svg`` is the picture's text."""
-        return picture(self)
+        """How far every row is from a retrained model, or the cells of a grid, as ``.svg``."""
+        return picture_of(self)
 
     def __str__(self) -> str:
         """The compact tables in Markdown."""

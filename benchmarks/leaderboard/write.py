@@ -26,7 +26,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "runs": ("runs.csv", lambda board: csv_text(run_lines(board))),
     "json": ("leaderboard.json", lambda board: json_text(to_json(board))),
     "html": ("leaderboard.html", lambda board: html.write(sections(board))),
-    "svg": ("leaderboard.svg", lambda board: _picture(board).svg),
+    "svg": ("leaderboard.svg", lambda board: picture_of(board).svg),
 }
 """Name of a format -> its file, and what makes its text."""
 
@@ -34,7 +34,7 @@ RECORDS = "records.jsonl"
 """The file of all records of a suite."""
 
 
-def _picture(board: Leaderboard) -> Picture:
+def picture_of(board: Leaderboard) -> Picture:
     """The first that the report shows: of a suite with a grid its cells."""
     return picture(board) if board.sweep is None else sweep_picture(board.sweep)
 
