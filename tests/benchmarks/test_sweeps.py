@@ -13,6 +13,7 @@ import yaml
 
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import sections as board_sections
+from stable_forgetting.benchmarks.leaderboard.run import Leaderboard
 from stable_forgetting.benchmarks.pipeline.cells import Cell, Edge, judge
 from stable_forgetting.benchmarks.pipeline.grid import next_rate, runs_together
 from stable_forgetting.benchmarks.pipeline.measuring import read_record
@@ -419,6 +420,8 @@ def test_a_tiny_sweep_end_to_end(tiny_sweep, cli, tmp_path, nothing_half):
     board = make_leaderboard(load_suite(str(path)), StageStore(store))
     assert share_table(board.sweep).rows[0][0] == "retrain*"
     assert "Notes" not in markdown.write(board_sections(board)), "it has none"
+    shown = Leaderboard.of(board, {}, folder).plot().svg
+    assert shown == (folder / "leaderboard.svg").read_text(), "its cells, as in the report"
 
 
 def test_the_audits_are_of_the_best_cell_trained_anew(tiny_sweep, cli, tmp_path, monkeypatch):
