@@ -44,9 +44,6 @@ def attack_given(
         attacks: By name.
         device: Of torch.
         threads: Of torch.
-
-    Raises:
-        UserError: A model or samples can be mended.
     """
     import torch
 

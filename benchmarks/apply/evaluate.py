@@ -155,11 +155,7 @@ def read_given(model: Any, tokenizer: Any = None) -> Any:
 
 
 def probed(given: Any, *, data_root: Path | None, device: str) -> ProbedModel:
-    """A language model of :func:`read_given` as probes ask it; their files are in ``data_root``.
-
-    Raises:
-        CheckpointError: It is an image classifier.
-    """
+    """A language model of :func:`read_given` as probes ask it; their files are in ``data_root``."""
     if not _is_causal(given):
         raise CheckpointError("probes ask language models, and this is an image classifier")
     return as_probed(given, data_root=data_root, device=device)

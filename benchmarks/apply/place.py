@@ -37,11 +37,7 @@ class Workplace:
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """A folder that takes the place of ``out`` when the block ends without an error.
-
-        Raises:
-            ConfigError: ``out`` was filled by somebody else in the meantime.
-        """
+        """A folder that takes the place of ``out`` when the block ends without an error."""
         self._new.mkdir()
         yield self._new
         try:
@@ -56,9 +52,6 @@ def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
 
     Checkpoints of the same ``identity``, of all that the result depends on, are left where they
     are; those of another one are removed.
-
-    Raises:
-        ConfigError: Another process works on ``out``.
     """
     folder, lock = _beside(out)
     if not processes.is_main():

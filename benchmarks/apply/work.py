@@ -29,12 +29,9 @@ IN_MEMORY = (
 
 def configs_of(application: Application) -> dict[str, Strict]:
     """Method -> its config; the preset and the overrides hold for all of them."""
-    params = application.params
+    params, preset = application.params, application.preset
     params = params if isinstance(params, Mapping) else apply_overrides({}, params)
-    return {
-        name: resolve_config(name, application.preset, params, origin=name)
-        for name in application.methods
-    }
+    return {name: resolve_config(name, preset, params, origin=name) for name in application.methods}
 
 
 def check_application(application: Application) -> None:
@@ -90,11 +87,7 @@ def check_applicable(application: Application, benchmark: GivenBenchmark) -> Non
 
 
 def benchmark_of(application: Application) -> GivenBenchmark:
-    """The benchmark that takes what is to be forgotten.
-
-    Raises:
-        ConfigError: None does, or an option of another kind is given.
-    """
+    """The benchmark that takes what is to be forgotten, and all of the options."""
     from stable_forgetting.language.apply.benchmark import GivenTexts  # imports torch
     from stable_forgetting.vision.apply.benchmark import GivenImages
 

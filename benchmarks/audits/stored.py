@@ -63,8 +63,7 @@ class StoredPlan:
         audits: Results of the suite's own audits, with an audit's name for a label; row by model.
         trials: Tuned row -> values and config of every trial.
         chosen: Row -> the trial that was chosen.
-        waiting: Evaluated models that are not planned yet, because tuning or a grid is not
-            decided.
+        waiting: Evaluated models that are not planned yet: tuning or a grid is not decided.
         inapplicable: Rows whose method is not for this benchmark -> why.
         pooled: Evaluated reference models of every seed in the store.
         folds: Those of the folds before the last.

@@ -152,9 +152,6 @@ def derive(
         sizes: Seed -> samples in the forget set.
         inapplicable: Row label -> why it says nothing about the benchmark.
         digest: What tells the table apart; the suite's own when empty.
-
-    Raises:
-        DataError: They are of several data sets.
     """
     _check_one_data_set([record for _, record in records])
     judge = Judge(suite, finals_of(records))

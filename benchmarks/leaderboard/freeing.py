@@ -86,9 +86,6 @@ def remove_rows(suite: ResolvedSuite, labels: Collection[str], store: StageStore
     """Removes all that was made for rows, from trials to audits; counts the stages.
 
     Splits and models that they start from stay.
-
-    Raises:
-        ConfigError: No such row, or another run works on it.
     """
     for label in labels:
         if label not in suite.spec.methods:

@@ -34,9 +34,6 @@ def samples(
     """Forgotten samples of one seed, and the answers of the rows of these labels.
 
     Classes are read from the stored scores; texts are written by the stored models.
-
-    Raises:
-        DataError: A model or its scores are not in the store.
     """
     store = StageStore(runtime.store)
     stages = {label: board.stages[label, 0, seed] for label in labels}
@@ -113,11 +110,7 @@ def _text_samples(
 
 
 def write_samples(board: Leaderboard, runtime: Runtime, count: int = 100) -> list[Sample]:
-    """Writes the page of at most ``count`` samples of the board's first seed, beside its report.
-
-    Raises:
-        DataError: No model of that seed has stored scores.
-    """
+    """Writes the page of at most ``count`` samples of the board's first seed, beside its report."""
     seed = min(board.suite.spec.seeds)
     labels = [row.label for row in board.rows if (row.label, 0, seed) in board.stages]
     if not labels:

@@ -89,15 +89,9 @@ def rows_picture(
     title: str,
     subtitle: str,
 ) -> str:
-    """A line per row above an axis from :data:`LEFT` to LEFT + WIDTH.
+    """A line per row, drawn at its y, above an axis from :data:`LEFT` to LEFT + WIDTH.
 
-    Args:
-        rows: Place in y -> the drawn row.
-        ticks: What stands at a tick, and its place in x.
-        band: From where to where in x there is noise, and what a pointer is told.
-        axis: What the axis shows.
-        title: Of the picture.
-        subtitle: Below it.
+    ``ticks`` are texts and places in x; ``band`` says from where to where noise goes, and a tip.
     """
     bottom, middle = HEAD + PITCH * len(rows), {"text_anchor": "middle", "fill": GREY}
     body = []
