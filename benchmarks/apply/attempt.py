@@ -1,26 +1,39 @@
-"""One method, run once on the user's model: what came of it."""
+"""An application is carried out: its methods run on the user's model, and what comes of it."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+
+from stable_forgetting.benchmarks.apply.attacked import relearned
+from stable_forgetting.benchmarks.apply.place import Workplace, earlier_requests, workplace
+from stable_forgetting.benchmarks.apply.report import reading, verdict, weight_change
+from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.benchmarks.pipeline.unlearning import count_parameters, training
+from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict
-from stable_forgetting.common.base.errors import Diverged
+from stable_forgetting.common.base.errors import CheckpointError, DataError, Diverged
 from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.attach import adapter_statistics, detach
+from stable_forgetting.common.bounded.files import AdapterState, adapter_state
+from stable_forgetting.common.bounded.layer import adapted_layers, warn_of_loss
+from stable_forgetting.common.data.access import DataAccess
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.protocol.given import SEEN, VALIDATION, GivenBenchmark
+from stable_forgetting.common.protocol.given import SEEN, VALIDATION, Application, GivenBenchmark
+from stable_forgetting.common.store.records import environment
+from stable_forgetting.common.train.protocols import Progress, Telemetry
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from stable_forgetting.common.bounded.files import AdapterState
-    from stable_forgetting.common.train.protocols import Progress
+SCHEMA = 2
 
 
 @dataclass
@@ -28,8 +41,6 @@ class Attempt:
     """What came of one method.
 
     Attributes:
-        method: Its name.
-        config: Its config.
         facts: The statement's ``cost`` and ``dynamics``.
         model: With adapters merged and the precision in which it is written; None: it diverged.
         detail: Where and how it diverged.
@@ -54,48 +65,11 @@ def attempt(
     checkpoint: Path | None,
     progress: Progress | None,
 ) -> Attempt:
-    """Runs a method on a copy of the given model.
-
-    Args:
-        method: Registered name.
-        config: Of the method.
-        benchmark: Prepared.
-        checkpoint: Of the training; None writes none.
-        progress: Called after every step.
-    """
-    from stable_forgetting.common.bounded.attach import detach
-
-    task = _task(method, benchmark, checkpoint, progress)
-    with training(task) as outcome:
-        outcome.model = METHODS[method](config).unlearn(task)
-    count_parameters(outcome, task)
-    result = Attempt(method, config, {"cost": outcome.cost, "dynamics": outcome.dynamics})
-    if outcome.model is None:
-        result.detail = outcome.detail
-        return result
-    result.adapter, result.adapters = _adapter(outcome.model)
-    merged = detach(outcome.model)
-    try:
-        settle(merged, benchmark)
-        _check_merged(merged, benchmark.original)
-    except Diverged as error:
-        result.detail = str(error)
-        return result
-    result.model = merged
-    return result
-
-
-def _task(
-    method: str, benchmark: GivenBenchmark, checkpoint: Path | None, progress: Progress | None
-) -> UnlearnTask:
-    from stable_forgetting.common.data.access import DataAccess
-    from stable_forgetting.common.train.protocols import Telemetry
-
-    seed = benchmark.config.seed
-    split, access = benchmark.split(seed), METHODS[method].info.access
-    return UnlearnTask(
+    """Runs a method on a copy of the given model; without a ``checkpoint`` none is written."""
+    seed, access = benchmark.config.seed, METHODS[method].info.access
+    task = UnlearnTask(
         model=benchmark.blank(),
-        data=DataAccess(benchmark.source, split, access, method),
+        data=DataAccess(benchmark.source, benchmark.split(seed), access, method),
         family=benchmark,
         recipe=benchmark.recipe,
         build=partial(benchmark.build, seed),
@@ -103,28 +77,31 @@ def _task(
         telemetry=Telemetry(progress=progress),
         checkpoint=checkpoint,
     )
+    with training(task) as outcome:
+        outcome.model = METHODS[method](config).unlearn(task)
+    count_parameters(outcome, task)
+    result = Attempt(method, config, {"cost": outcome.cost, "dynamics": outcome.dynamics})
+    result.detail = outcome.detail
+    if outcome.model is None:
+        return result
+    if any(True for _ in adapted_layers(outcome.model)):
+        result.adapter = adapter_state(outcome.model)
+        result.adapters = adapter_statistics(outcome.model)
+    merged = detach(outcome.model)
+    try:
+        _settle(merged, benchmark)
+        _check_merged(merged, benchmark.original)
+        result.model = merged
+    except Diverged as error:
+        result.detail = str(error)
+    return result
 
 
-def _adapter(model: nn.Module) -> tuple[AdapterState | None, dict[str, float] | None]:
-    """A model's adapter and its statistics; None where it has none."""
-    from stable_forgetting.common.bounded.attach import adapter_statistics
-    from stable_forgetting.common.bounded.files import adapter_state
-    from stable_forgetting.common.bounded.layer import adapted_layers
-
-    if not any(True for _ in adapted_layers(model)):
-        return None, None
-    return adapter_state(model), adapter_statistics(model)
-
-
-def settle(model: nn.Module, benchmark: GivenBenchmark) -> None:
+def _settle(model: nn.Module, benchmark: GivenBenchmark) -> None:
     """Gives the weights the precision in which they will be written, in place.
 
     Warns where that loses a share of the update, so that what is measured is what is written.
     """
-    import torch
-
-    from stable_forgetting.common.bounded.layer import warn_of_loss
-
     before, squares = benchmark.original.state_dict(), torch.zeros(3, dtype=torch.float64)
     for name, tensor in model.state_dict().items():
         dtype = benchmark.given.dtypes.get(name)
@@ -152,15 +129,9 @@ def _check_merged(model: nn.Module, original: nn.Module) -> None:
 
 
 def measured(benchmark: GivenBenchmark, model: nn.Module, *, trial: bool = False) -> dict[str, Any]:
-    """What the benchmark measures of a model.
+    """Part -> measure -> value, and measures of the model as a whole.
 
-    Args:
-        benchmark: Prepared.
-        model: The given or an unlearned one.
-        trial: Whether methods are chosen by it: test data are not looked at.
-
-    Returns:
-        Part -> measure -> value, and measures of the model as a whole.
+    A ``trial``, by which methods are chosen, looks at no test data.
 
     Raises:
         Diverged: An output is not finite.
@@ -181,17 +152,10 @@ Measured = Mapping[str, Any]
 def choose(
     benchmark: GivenBenchmark, before: Measured, trials: Mapping[str, Callable[[], Attempt]]
 ) -> tuple[Attempt, dict[str, Any]]:
-    """Runs every trial and keeps the best.
+    """Runs every trial: the best attempt, and the statement's ``choice``.
 
-    Args:
-        benchmark: Prepared, with a part ``validation``.
-        before: What was measured of the given model.
-        trials: Method -> what runs it.
-
-    Returns:
-        The chosen attempt, and the statement's ``choice``.  The distance is the mean of how far the
-        yardstick is from the goal on forget data, and of how far it fell on validation data; of
-        equal ones the first is taken.
+    The distance is the mean of how far the yardstick is from the goal on forget data, and of how
+    far it fell on validation data; of equal ones the first is taken.
     """
     goal, key = benchmark.config.goal or 0.0, benchmark.yardstick
     wanted = {"forget": goal, VALIDATION: before[VALIDATION][key]}
@@ -231,3 +195,152 @@ def _values(attempt: Attempt, benchmark: GivenBenchmark) -> dict[str, float]:
         attempt.model, attempt.detail = None, str(error)
         return {}
     return {part: values[part][benchmark.yardstick] for part in SEEN}
+
+
+# The whole ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """One application being carried out."""
+
+    benchmark: GivenBenchmark
+    configs: Mapping[str, Strict]
+    device: torch.device
+    progress: Progress | None
+
+    @property
+    def application(self) -> Application:
+        """What was asked."""
+        return self.benchmark.config
+
+    def run(self) -> Result:
+        """What became of it, written where that was asked."""
+        statement, out = self._identity(), self.application.out
+        if out is None:
+            return self._run(statement, None)
+        tried = [_about(name, config) for name, config in self.configs.items()]
+        with workplace(out, {**statement, "methods": tried}) as place:
+            result = self._run(statement, place)
+            if not processes.is_main():
+                return replace(result, out=out)
+            with place.writing() as folder:
+                return replace(result.write(folder, out.name), out=out)
+
+    def _run(self, statement: dict[str, Any], place: Workplace | None) -> Result:
+        with _noting_warnings() as statement["warnings"]:
+            created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            statement |= {"environment": environment(), "created": created}
+            statement["earlier"], doubt = self._earlier()
+            statement["warnings"] += [doubt] if doubt else []
+            statement["before"] = self._before()
+            best, statement["choice"] = self._best(statement["before"], place)
+            statement["method"] |= _about(best.method, best.config)
+            statement |= best.facts
+            if best.model is None:
+                return self._diverged(statement, best.detail)
+            try:
+                statement["after"] = measured(self.benchmark, best.model)
+            except Diverged as error:
+                return self._diverged(statement, str(error))
+            statement["verdict"] = self._verdict(statement)
+            change = weight_change(self.benchmark.original, best.model, best.adapters)
+            statement["weight_change"] = change
+            audits = self.application.audits
+            statement["audits"] = relearned(self.benchmark, best.model) if audits else {}
+            statement["reading"] = reading(statement, self.benchmark)
+            return Result("ok", statement, self.benchmark, best.model, best.adapter)
+
+    def _best(
+        self, before: Mapping[str, Any], place: Workplace | None
+    ) -> tuple[Attempt, dict[str, Any] | None]:
+        """The only attempt, or the chosen one and how it was chosen."""
+        several = len(self.configs) > 1
+        trials = {
+            name: partial(
+                attempt,
+                name,
+                config,
+                self.benchmark,
+                checkpoint=None if place is None else place.checkpoint_of(name if several else ""),
+                progress=self.progress,
+            )
+            for name, config in self.configs.items()
+        }
+        if several:
+            return choose(self.benchmark, before, trials)
+        (run,) = trials.values()
+        return run(), None
+
+    def _verdict(self, statement: Mapping[str, Any]) -> dict[str, str]:
+        """Towards the goal; without one, of some images as well as unseen ones, else 0."""
+        before, key, goal = statement["before"], self.benchmark.yardstick, self.application.goal
+        if goal is None:
+            unseen = self.benchmark.scenario == "random" and "test" in before
+            goal = before["test"][key] if unseen else 0.0
+        return verdict(before, statement["after"], key, goal)
+
+    def _earlier(self) -> tuple[list[dict[str, Any]], str]:
+        if not isinstance(self.application.model, Path):
+            return [], ""
+        digest = self.benchmark.about()["input"]["weights_sha256"]
+        return earlier_requests(self.benchmark.given.weights, digest)
+
+    def _before(self) -> dict[str, Any]:
+        try:
+            before = measured(self.benchmark, self.benchmark.original)
+        except Diverged as error:
+            weights = self.benchmark.given.weights
+            raise CheckpointError(
+                f"{weights}: the model's outputs are not finite ({error.reason}); "
+                "give a model that works"
+            ) from None
+        doubt = self.benchmark.doubt(before)
+        if doubt and not self.application.anyway:
+            raise DataError(f"{doubt} If they are as they should be, add --anyway.")
+        return before
+
+    def _diverged(self, statement: dict[str, Any], detail: str) -> Result:
+        statement |= {"status": "diverged", "status_detail": detail, "after": None}
+        statement["reading"] = reading(statement, self.benchmark)
+        return Result("diverged", statement, self.benchmark)
+
+    def _identity(self) -> dict[str, Any]:
+        application = self.application
+        name, config = next(iter(self.configs.items()))
+        return {
+            "schema_version": SCHEMA,
+            "kind": "apply",
+            "status": "ok",
+            "status_detail": "",
+            "modality": self.benchmark.kind,
+            **self.benchmark.about(),
+            "scenario": self.benchmark.scenario or None,
+            "method": {**_about(name, config), "preset": application.preset},
+            "seed": application.seed,
+            "device": str(self.device),
+        }
+
+
+def _about(method: str, config: Strict) -> dict[str, Any]:
+    """What a statement says of a method."""
+    info = METHODS[method].info
+    about = {"name": method, "version": info.version, "paper": info.paper}
+    return {**about, "params": config.model_dump(mode="json")}
+
+
+@contextlib.contextmanager
+def _noting_warnings() -> Iterator[list[str]]:
+    """Collects what the adapters warn of, such as an update that rounding swallows."""
+    texts: list[str] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            texts.append(record.getMessage())
+
+    handler, logger = Noting(logging.WARNING), logging.getLogger("stable_forgetting.common")
+    logger.addHandler(handler)
+    try:
+        yield texts
+    finally:
+        logger.removeHandler(handler)

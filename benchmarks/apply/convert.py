@@ -5,14 +5,14 @@ from __future__ import annotations
 import fnmatch
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stable_forgetting.benchmarks.apply.place import check_out, workplace
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.files import publish, write_json
+from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.store.pickled import read_weights, write_weights
-from stable_forgetting.common.store.stages import check_writable
 from stable_forgetting.common.store.weights import CONFIG, WEIGHTS
 from stable_forgetting.vision.apply.sizes import inferred_config, with_image_size
 
@@ -34,27 +34,22 @@ BESIDE = (
 """Files beside the given one that are copied: config, tokenizer and licence, and nothing else."""
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """What is made of what.
+def convert(
+    file: Path,
+    out: Path,
+    *,
+    arch: str | None = None,
+    image_size: int | None = None,
+    label_names: Sequence[str] = (),
+) -> list[str]:
+    """Writes a folder of weights, or nothing.
 
-    Attributes:
+    Args:
         file: Pickled weights, or a .safetensors file with the names of a wrapper.
         out: Folder to make.
         arch: timm's name, for image models without a config.
         image_size: Side in px, where the weights do not say it.
         label_names: Names of the classes, in the order of their ids.
-    """
-
-    file: Path
-    out: Path
-    arch: str | None = None
-    image_size: int | None = None
-    label_names: tuple[str, ...] = ()
-
-
-def convert(conversion: Conversion) -> list[str]:
-    """Writes the folder, or nothing.
 
     Returns:
         What was done, one line each.
@@ -62,23 +57,21 @@ def convert(conversion: Conversion) -> list[str]:
     Raises:
         UserError: The file holds more than weights, or is not of the architecture.
     """
-    file, out = conversion.file, conversion.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
-    check_writable(out, "out")
+    check_out(out)
+    if arch is None and (image_size is not None or label_names):
+        raise ConfigError("image_size and label_names need arch, the timm name of the model")
     weights = read_weights(file)
-    config = _image_config(conversion, weights.tensors)
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        write_weights(weights, partial / WEIGHTS)
-        copied = _copy_beside(file, partial)
+    config = None
+    if arch is not None:
+        shapes = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
+        config = inferred_config(shapes, arch, str(file))
+        config = config if image_size is None else with_image_size(config, image_size)
+        config |= _named(label_names, config["num_classes"])
+    with workplace(out, {}) as place, place.writing() as folder:
+        write_weights(weights, folder / WEIGHTS)
+        copied = _copy_beside(file, folder)
         if config is not None:
-            write_json(partial / CONFIG, config)
-        publish(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            write_json(folder / CONFIG, config)
     types = sorted({str(t.dtype).removeprefix("torch.") for t in weights.tensors.values()})
     lines = [f"wrote {out}: {len(weights.tensors)} tensors ({', '.join(types)})"]
     if weights.entry:
@@ -92,22 +85,10 @@ def convert(conversion: Conversion) -> list[str]:
     return lines + ([f"copied {', '.join(copied)}"] if copied else [])
 
 
-def _image_config(conversion: Conversion, tensors: Any) -> dict[str, Any] | None:
-    names = conversion.label_names
-    if conversion.arch is None:
-        if conversion.image_size is not None or names:
-            raise ConfigError("image_size and label_names need arch, the timm name of the model")
-        return None
-
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    config = inferred_config(shapes, conversion.arch, str(conversion.file))
-    if conversion.image_size is not None:
-        config = with_image_size(config, conversion.image_size)
-    if names and len(names) != config["num_classes"]:
-        raise ConfigError(
-            f"label_names: {len(names)} names for {config['num_classes']} classes; give one each"
-        )
-    return config | ({"label_names": list(names)} if names else {})
+def _named(names: Sequence[str], classes: int) -> dict[str, Any]:
+    if names and len(names) != classes:
+        raise ConfigError(f"label_names: {len(names)} names for {classes} classes; give one each")
+    return {"label_names": list(names)} if names else {}
 
 
 def _copy_beside(file: Path, folder: Path) -> list[str]:

@@ -145,15 +145,7 @@ def evaluate(
 
 
 def read_given(model: Any, tokenizer: Any = None) -> Any:
-    """A checkpoint, or a model in memory in its place: ``load``, ``name``.
-
-    Args:
-        model: A module, a folder, or a hub id.
-        tokenizer: Of a language model in memory.
-
-    Raises:
-        UserError: It cannot be found.
-    """
+    """A checkpoint of a folder or hub id, or a model in memory in its place: ``load``, ``name``."""
     if isinstance(model, str | Path):
         path = Path(model)
         return read_checkpoint(path, None, None) if is_timm(path) else read_causal(path)
@@ -163,27 +155,14 @@ def read_given(model: Any, tokenizer: Any = None) -> Any:
 
 
 def probed(given: Any, *, data_root: Path | None, device: str) -> ProbedModel:
-    """A language model as probes ask it.
-
-    Args:
-        given: See :func:`read_given`.
-        data_root: Folder of the probes' files.
-        device: ``auto``, ``cpu``, ``cuda``, ...
-
-    Raises:
-        CheckpointError: It is an image classifier.
-    """
+    """A language model of :func:`read_given` as probes ask it; their files are in ``data_root``."""
     if not _is_causal(given):
         raise CheckpointError("probes ask language models, and this is an image classifier")
     return as_probed(given, data_root=data_root, device=device)
 
 
 def text_probe(probe: Probe) -> TextProbe:
-    """The probe itself.
-
-    Raises:
-        ConfigError: It reads what only a suite has.
-    """
+    """The probe itself; one that reads what only a suite has is refused."""
     if not isinstance(probe, TextProbe):
         raise ConfigError(f"{probe.name}: needs a suite (probes:); leave it out")
     return probe
@@ -209,7 +188,9 @@ def _benchmarked(
             protocol["model"] = {**kept, **_words(given, stack)}
         config = validate(cls.Config, merge(protocol, overrides), f"{name}: settings")
         benchmark = cls(config, runtime)
-        model = _module(given).to(pick_device(runtime.device)).eval()
+        loaded = given.load() if hasattr(given, "load") else given
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model = model.to(pick_device(runtime.device)).eval()
         _check_context(model, config, name)
         parts = benchmark.parts(benchmark.split(seed), trial=False, seed=seed)
         metrics = benchmark.evaluate(benchmark.score(model, parts), trial=False, seed=seed)
@@ -250,8 +231,3 @@ def _check_context(model: Any, config: Any, name: str) -> None:
             f"{name}: its rows have up to {longest} tokens, and the model reads {context}; set "
             f"data.max_length={context}, which cuts longer rows"
         )
-
-
-def _module(given: Any) -> Any:
-    loaded = given.load() if hasattr(given, "load") else given
-    return loaded[0] if isinstance(loaded, tuple) else loaded

@@ -13,6 +13,7 @@ from typing import Any
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import file_digest, held, json_digest, publish, write_json
+from stable_forgetting.common.store.stages import check_writable
 
 _NOTE = "application.json"
 
@@ -36,11 +37,7 @@ class Workplace:
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """A folder that takes the place of ``out`` when the block ends without an error.
-
-        Raises:
-            ConfigError: ``out`` was filled by somebody else in the meantime.
-        """
+        """A folder that takes the place of ``out`` when the block ends without an error."""
         self._new.mkdir()
         yield self._new
         try:
@@ -53,13 +50,8 @@ class Workplace:
 def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
     """A folder for the work on ``out``; all launched processes enter, the first one fills it.
 
-    Args:
-        out: What will be written.
-        identity: Everything that the result depends on.  Checkpoints of the same application are
-            left where they are, those of another one are removed.
-
-    Raises:
-        ConfigError: Another process works on ``out``.
+    Checkpoints of the same ``identity``, of all that the result depends on, are left where they
+    are; those of another one are removed.
     """
     folder, lock = _beside(out)
     if not processes.is_main():
@@ -81,6 +73,14 @@ def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_out(out: Path) -> None:
+    """Refuses a folder that holds something, or cannot be written."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        tidy(out)
+        raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
+    check_writable(out, "out")
 
 
 def tidy(out: Path) -> None:
@@ -118,15 +118,10 @@ STATEMENT = "statement.json"
 
 
 def earlier_requests(weights: Path, digest: Any) -> tuple[list[dict[str, Any]], str]:
-    """What the statement beside the given weights says.
+    """The earlier requests that the statement beside the given weights tells of, first one first.
 
-    Args:
-        weights: The given file of weights.
-        digest: SHA-256 of the given weights, as a statement's ``weights_sha256`` holds it.
-
-    Returns:
-        The requests, the first one first, each with its time, method, data, digests and the digest
-        of its statement; and a warning where a statement is there but is not of these weights.
+    Each with its time, method, data, digests and the digest of its statement; and a warning where
+    a statement is there but is not of these weights, whose ``weights_sha256`` is ``digest``.
     """
     path = weights.with_name(STATEMENT)
     if not path.is_file():

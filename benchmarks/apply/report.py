@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 def weight_change(
     before: nn.Module, after: nn.Module, adapters: Mapping[str, float] | None
 ) -> dict[str, Any]:
-    """How far the weights moved.
-
-    Returns:
-        ``relative``: ||W - W0|| / ||W0|| over all parameters; ``tensors_changed``; ``adapters``:
-        see :func:`common.bounded.attach.adapter_statistics`, None without adapters.
-    """
+    """How far the weights moved; ``relative``: ||W - W0|| / ||W0|| over all parameters."""
     moved = base = 0.0
     changed = 0
     original = dict(before.named_parameters())
@@ -127,19 +122,30 @@ def _front_matter(statement: Mapping[str, Any], benchmark: GivenBenchmark, name:
 def _results(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> list[dict[str, Any]]:
     """The form of the hub: a task, a data set and its metrics for each part of the data."""
     task = {"type": benchmark.card["pipeline_tag"]}
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for part, key, title, value in _numbers(statement["after"], benchmark):
+        parts.setdefault(part, []).append({"type": key, "name": title, "value": round(value, 4)})
+    return [
+        {
+            "task": task,
+            "dataset": {"type": "private", "name": f"{part} data of the request"},
+            "metrics": metrics,
+        }
+        for part, metrics in parts.items()
+    ]
+
+
+def _numbers(
+    measured: Mapping[str, Any], benchmark: GivenBenchmark
+) -> Iterator[tuple[str, str, str, float]]:
+    """(part in words, measure, its title, value) of all that is known."""
     titles = {m.name: f"{m.title}, {m.unit}".removesuffix(", ") for m in benchmark.metrics}
-    results = []
-    for part, values in statement["after"].items():
-        named = values.items() if isinstance(values, Mapping) else [(part, values)]
-        metrics = [
-            {"type": key, "name": titles[key], "value": round(value, 4)}
-            for key, value in named
-            if key in titles and value is not None
-        ]
-        where = part.replace("_", " ") if isinstance(values, Mapping) else "forget and test"
-        data = {"type": "private", "name": f"{where} data of the request"}
-        results += [{"task": task, "dataset": data, "metrics": metrics}] if metrics else []
-    return results
+    for part, values in measured.items():
+        whole = not isinstance(values, Mapping)
+        for key, value in [(part, values)] if whole else values.items():
+            if key in titles and value is not None:
+                name = "forget and test" if whole else part.replace("_", " ")
+                yield name, key, titles[key], value
 
 
 def sections(statement: Mapping[str, Any], benchmark: GivenBenchmark, name: str) -> list[Section]:
@@ -168,20 +174,13 @@ def sections(statement: Mapping[str, Any], benchmark: GivenBenchmark, name: str)
 
 def before_and_after(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> Table:
     """One row per measured number."""
-    before, after = statement["before"], statement["after"]
-    heads_of = {m.name: f"{m.title}, {m.unit}".removesuffix(", ") for m in benchmark.metrics}
-    rows = []
-    for part, was in before.items():
-        now = after[part]
-        pairs = was.items() if isinstance(was, Mapping) else [(part, was)]
-        for key, value in pairs:
-            new = now[key] if isinstance(now, Mapping) else now
-            if key in heads_of and value is not None:
-                label = part.replace("_", " ") if isinstance(was, Mapping) else "forget and test"
-                rows.append((label, heads_of[key], f"{value:.2f}", f"{new:.2f}"))
+    now = {known[:2]: known[3] for known in _numbers(statement["after"], benchmark)}
+    rows = [
+        (part, title, f"{was:.2f}", f"{now[part, key]:.2f}")
+        for part, key, title, was in _numbers(statement["before"], benchmark)
+    ]
     heads: list[str | Column] = [Column("data", "label"), Column("measured", "words")]
-    heads += ["before", "after"]
-    return table(heads, rows)
+    return table([*heads, "before", "after"], rows)
 
 
 def _choice(choice: Mapping[str, Any] | None, benchmark: GivenBenchmark) -> list[Section]:
@@ -212,12 +211,7 @@ def _count(about: Mapping[str, Any], benchmark: GivenBenchmark) -> str:
 
 def _request(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> Section:
     rows = [
-        (
-            role,
-            about.get("folder") or about.get("file", "in memory"),
-            _count(about, benchmark),
-            _digest(about),
-        )
+        (role, _named(about), _count(about, benchmark), _digest(about))
         for role, about in statement["data"].items()
     ]
     shown = table(["part", "name", "samples", "SHA-256"], rows, words=True)
@@ -225,13 +219,11 @@ def _request(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> Section
 
 
 def _named(about: Mapping[str, Any]) -> str:
-    name: str = about.get("folder") or about.get("file") or "in memory"
-    return name
+    return str(about.get("folder") or about.get("file") or "in memory")
 
 
 def _digest(about: Mapping[str, Any]) -> str:
-    digest: str = about.get("digest") or about["sha256"]
-    return digest
+    return str(about.get("digest") or about["sha256"])
 
 
 def _weights(statement: Mapping[str, Any]) -> Section:
@@ -298,16 +290,13 @@ DAMAGE = 5.0
 def verdict(
     before: Mapping[str, Any], after: Mapping[str, Any], key: str, goal: float
 ) -> dict[str, str]:
-    """The verdict on a model.
+    """``word``: ``hardly changed``, ``partly forgotten`` or ``forgotten``; ``line``: the whole.
 
     Args:
         before: What was measured of the given model: part -> measure -> percent.
         after: Of the new one.
         key: The measure that is read as "it has forgotten".
         goal: What it should come to on forget data, in percent.
-
-    Returns:
-        ``word``: ``hardly changed``, ``partly forgotten`` or ``forgotten``; ``line``: the whole.
     """
     was, now = before["forget"][key], after["forget"][key]
     way = was - goal

@@ -8,8 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.benchmarks.apply.checks import check_out
-from stable_forgetting.benchmarks.apply.place import STATEMENT, workplace
+from stable_forgetting.benchmarks.apply.place import STATEMENT, check_out, workplace
 from stable_forgetting.benchmarks.apply.report import sections, write_pages
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.section import Section
@@ -122,38 +121,30 @@ class Result:
             name = parsed(repository)[0].rpartition("/")[2]
             return push(self.save(out or Path(temporary) / name), repository)
 
-    def _write_peft(self, folder: Path) -> dict[str, Any]:
-        """Writes the adapter for PEFT too, where one of PEFT does the same."""
-        from stable_forgetting.common.bounded.as_peft import write_peft
-
-        assert self.adapter is not None, "only an adapter is written"
-        model = self.benchmark.config.model
-        base = str(model) if isinstance(model, Path) else getattr(model, "name_or_path", "")
-        base = parsed(base)[0] if is_repository(base) else base
-        task = "CAUSAL_LM" if self.benchmark.modality == "language" else None
-        return write_peft(self.adapter, folder, base=base, task=task)
-
     def write(self, folder: Path, name: str) -> Result:
         """Writes everything into an empty folder; without a model the statement alone.
 
-        Args:
-            folder: Where to.
-            name: What the report calls the folder.
-
-        Returns:
-            The same with the digests of what was written.
+        The report calls the folder ``name``; the result has the digests of what was written.
         """
         statement = dict(self.statement)
         if self.model is not None:
-            reading = statement.pop("reading")
-            statement |= {
-                "output": self.benchmark.given.write(self.model, folder),
-                "reading": reading,
-            }
+            reading, output = statement.pop("reading"), self.benchmark.given.write
+            statement |= {"output": output(self.model, folder), "reading": reading}
             if self.adapter is not None:
                 self.adapter.write(folder / ADAPTER)
-                statement["output"] |= self._write_peft(folder / ADAPTER)
+                statement["output"] |= _write_peft(self.adapter, folder / ADAPTER, self.benchmark)
             page = sections(statement, self.benchmark, name)
             write_pages(page, statement, self.benchmark, folder, name)
         write_json(folder / STATEMENT, statement)
         return replace(self, statement=statement)
+
+
+def _write_peft(adapter: AdapterState, folder: Path, benchmark: GivenBenchmark) -> dict[str, Any]:
+    """Writes the adapter for PEFT too, where one of PEFT does the same."""
+    from stable_forgetting.common.bounded.as_peft import write_peft
+
+    model = benchmark.config.model
+    base = str(model) if isinstance(model, Path) else getattr(model, "name_or_path", "")
+    base = parsed(base)[0] if is_repository(base) else base
+    task = "CAUSAL_LM" if benchmark.modality == "language" else None
+    return write_peft(adapter, folder, base=base, task=task)

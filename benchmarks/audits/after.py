@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from stable_forgetting.benchmarks.report import svg
@@ -126,9 +127,6 @@ def sections(name: str, rows: Sequence[Shown], depth: int = 2) -> list[Section]:
     ]
 
 
-# Picture ------------------------------------------------------------------------------------------
-
-LEFT, WIDTH, PITCH, HEAD = 190, 520, 22, 64
 TICKS = 5
 
 
@@ -138,28 +136,19 @@ def picture(name: str, rows: Sequence[Shown]) -> Picture:
     low, high = min(0.0, *ends), max(1.0, *ends)
 
     def x(value: float) -> float:
-        return LEFT + WIDTH * (value - low) / (high - low)
+        return svg.LEFT + svg.WIDTH * (value - low) / (high - low)
 
-    lines = ordered(rows)
-    bottom = HEAD + PITCH * len(lines)
-    body = []
-    floor = floor_of(rows)
-    if floor is not None:
-        band = {"x": x(0.0), "y": HEAD - 8, "width": max(x(max(floor, 0.0)) - x(0.0), 2.0)}
-        tip = svg.tip(f"noise floor: {floor:.1f}")
-        body.append(svg.element("rect", tip, **band, height=bottom - HEAD + 8, fill="#d9ead3"))
-    for tick in (low + (high - low) * k / TICKS for k in range(TICKS + 1)):
-        body.append(svg.line((x(tick), HEAD - 8), (x(tick), bottom), stroke="#eee"))
-        style = {"text_anchor": "middle", "fill": svg.GREY}
-        body.append(svg.text(x(tick), bottom + 16, f"{tick:.0f}", **style))
-    for index, row in enumerate(lines):
-        body.append(_arrow(row, x(row.before), x(row.after.mean), HEAD + PITCH * index + 8))
+    floor, title = floor_of(rows), f"{name}: who forgets, who hides"
+    ticks = [low + (high - low) * k / TICKS for k in range(TICKS + 1)]
     axis = "points above Retrain: dot before, arrow to after the worst attack"
-    middle = {"text_anchor": "middle", "fill": svg.GREY}
-    body.append(svg.text(LEFT + WIDTH / 2, bottom + 34, axis, **middle))
-    title = f"{name}: who forgets, who hides"
-    subtitle = "blue: equal utility; grey: reference or less utility; green: noise floor"
-    drawn = svg.picture(LEFT + WIDTH + 30, bottom + 44, body, title=title, subtitle=subtitle)
+    drawn = svg.rows_picture(
+        [partial(_arrow, row, x(row.before), x(row.after.mean)) for row in ordered(rows)],
+        [(f"{tick:.0f}", x(tick)) for tick in ticks],
+        None if floor is None else (x(0.0), x(max(floor, 0.0)), f"noise floor: {floor:.1f}"),
+        axis=axis,
+        title=title,
+        subtitle="blue: equal utility; grey: reference or less utility; green: noise floor",
+    )
     return Picture(drawn, f"{title} ({axis})", FILE)
 
 
@@ -168,7 +157,7 @@ def _arrow(row: Shown, start: float, end: float, y: float) -> str:
     tip = svg.tip(f"{row.label}: {row.before:.1f} before, {row.after.mean:.1f} after {row.attack}")
     parts = [
         tip,
-        svg.text(LEFT - 10, y + 4, row.label, text_anchor="end"),
+        svg.text(svg.LEFT - 10, y + 4, row.label, text_anchor="end"),
         svg.line((start, y), (end, y), stroke=colour, stroke_width=2),
         svg.element("circle", cx=start, cy=y, r=3.5, fill=colour),
     ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from statistics import fmean
 
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.stage import ModelSpec, Plan, Stage
@@ -20,7 +19,7 @@ class Cost:
 
     Attributes:
         kind: Stage kind, for ``unlearn`` with the row's label.
-        length: Epochs or steps of one, in words.
+        length: Of one, such as ``12 epochs``; empty where it trains nothing.
         seconds: Estimate for the missing ones, from recorded stages of the kind; None if unknown.
         megabytes: The same for their size on disk.
     """
@@ -46,18 +45,11 @@ def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost
     for kind, stages in groups.items():
         missing = sum(store.done(stage.kind, stage.key) is None for stage in stages)
         done = list(complete.get(kind, {}).values())
-        seconds = _mean([seconds_of(store, stage) for stage in done])
-        size = _mean([_megabytes(store.folder(stage.kind, stage.key)) for stage in done])
-        result.append(
-            Cost(
-                kind,
-                len(stages),
-                missing,
-                _length(stages[0]),
-                _times(seconds, missing),
-                _times(size, missing),
-            )
-        )
+        seconds = _of_missing(missing, [seconds_of(store, stage) for stage in done])
+        size = _of_missing(missing, [megabytes(store, stage) for stage in done])
+        long, unit = length(stages[0])
+        text = f"{long} {unit.removesuffix('s') if long == 1 else unit}" if unit else ""
+        result.append(Cost(kind, len(stages), missing, text, seconds, size))
     return result
 
 
@@ -70,10 +62,12 @@ def time_line(priced: Sequence[Cost]) -> str:
     return f"{text}, from the recorded seconds of such stages."
 
 
-def _times(each: float | None, count: int) -> float | None:
+def _of_missing(count: int, known: Sequence[float | None]) -> float | None:
+    """What as many stages take, if each takes the mean of the known ones."""
+    present = [value for value in known if value is not None]
     if count == 0:
         return 0.0
-    return None if each is None else each * count
+    return count * fmean(present) if present else None
 
 
 def group(stage: Stage) -> str:
@@ -88,11 +82,6 @@ def _method(stage: Stage) -> str | None:
     return spec.method if KINDS[stage.kind].trains and isinstance(spec, ModelSpec) else None
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return math.fsum(present) / len(present) if present else None
-
-
 def seconds_of(store: StageStore, stage: Stage) -> float | None:
     """What a complete stage took; None where it says nothing of it."""
     done = store.done(stage.kind, stage.key)
@@ -100,14 +89,10 @@ def seconds_of(store: StageStore, stage: Stage) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _megabytes(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 2**20
-
-
-def _length(stage: Stage) -> str:
-    """``12 epochs`` or ``100 steps`` of one training stage; empty for others."""
-    count, unit = length(stage)
-    return f"{count} {unit.removesuffix('s') if count == 1 else unit}" if unit else ""
+def megabytes(store: StageStore, stage: Stage) -> float:
+    """What a complete stage holds on disk, the scores of a trajectory among it."""
+    files = store.folder(stage.kind, stage.key).rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file()) / 2**20
 
 
 def length(stage: Stage) -> tuple[int, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,6 +24,7 @@ from stable_forgetting.common.audits.base import (
     PopulationAudit,
 )
 from stable_forgetting.common.audits.sequential import Sequential
+from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.parts import utility_parts
 from stable_forgetting.common.measure.gaps import summarise
@@ -54,6 +55,18 @@ class AuditTable:
             self.rows.setdefault(label, {})[seed] = work()
         except NotApplicable as error:
             self.rows.setdefault(label, {})[seed] = error.reason
+        except Diverged as error:
+            self.rows.setdefault(label, {})[seed] = str(error)
+
+    def relate(self, retrain: str) -> None:
+        """Adds to every row's measures what they are beside those of the seed's Retrain."""
+        assert isinstance(self.audit, ModelAudit)
+        targets = self.rows.get(retrain, {})
+        for label, cells in self.rows.items():
+            for seed, cell in cells.items():
+                target = targets.get(seed)
+                if label != retrain and isinstance(cell, dict) and isinstance(target, dict):
+                    cells[seed] = {**cell, **self.audit.relate(cell, target)}
 
     @property
     def columns(self) -> list[str]:
@@ -88,14 +101,7 @@ class AuditTable:
 
 
 class AuditReport:
-    """The tables of a suite's audits, from what is stored; plans and runs nothing.
-
-    Args:
-        suite: Of the models.
-        store: What has them.
-        audits: Name -> audit with its config.
-        plan: The stages to read.
-    """
+    """The tables of a suite's audits, from the stored stages of a plan; plans and runs nothing."""
 
     def __init__(
         self, suite: ResolvedSuite, store: StageStore, audits: Mapping[str, Audit], plan: AuditPlan
@@ -122,7 +128,8 @@ class AuditReport:
             audit.parts = self.benchmark.part_table
             reason = inapplicable(self.suite, audit)
             if reason is not None:
-                self._without(table, NotApplicable(reason).reason)
+                text = NotApplicable(reason).reason
+                table.rows = {row: dict.fromkeys(self._retrains, text) for row in self._rows}
             elif isinstance(audit, PairAudit):
                 self._pairs(table, audit)
             elif isinstance(audit, PopulationAudit):
@@ -131,7 +138,7 @@ class AuditReport:
                 self._streams(table, audit)
             else:
                 assert isinstance(audit, ModelAudit)
-                self._models(table, audit)
+                self._models(table)
             tables.append(table)
         return tables
 
@@ -141,15 +148,12 @@ class AuditReport:
         """What every row shows of the forgotten, before and after the attack that shows most."""
         attacks = [table for table in tables if isinstance(table.audit, ModelAudit)]
         attacks = [table for table in attacks if self._retrain in table.rows]
-        retrains = self._of(self._retrain)
-        rows = [(FLOOR, self._of(self._retrain, 1))]
-        rows += [(label, self._of(label)) for label in self._labels()]
         found = []
-        for label, results in rows:
+        for label, results in self._rows.items():
             plain = {
-                seed: (self._accuracies(result.stage), self._accuracies(retrains[seed].stage))
+                seed: (self._accuracies(result.stage), self._accuracies(self._retrains[seed].stage))
                 for seed, result in results.items()
-                if seed in retrains
+                if seed in self._retrains
             }
             shown = {NONE: {s: ours[0] - theirs[0] for s, (ours, theirs) in plain.items()}}
             for table in attacks:
@@ -201,21 +205,20 @@ class AuditReport:
     def _of(self, label: str, replicate: int = 0) -> dict[int, Result]:
         return {r.seed: r for r in self.finals if (r.label, r.replicate) == (label, replicate)}
 
-    def _labels(self) -> Iterator[str]:
-        """Rows with results, without Retrain."""
-        for row in self.suite.rows:
-            if row.label != self._retrain and self._of(row.label):
-                yield row.label
+    @cached_property
+    def _retrains(self) -> dict[int, Result]:
+        return self._of(self._retrain)
 
-    def _without(self, table: AuditTable, reason: str) -> None:
-        seeds = self._of(self._retrain)
-        table.rows = {label: dict.fromkeys(seeds, reason) for label in (FLOOR, *self._labels())}
+    @cached_property
+    def _rows(self) -> dict[str, dict[int, Result]]:
+        """The noise floor and the rows with results, without Retrain: label -> seed -> model."""
+        labels = [row.label for row in self.suite.rows if row.label != self._retrain]
+        rows = {label: own for label in labels if (own := self._of(label))}
+        return {FLOOR: self._of(self._retrain, 1), **rows}
 
     def _pairs(self, table: AuditTable, audit: PairAudit) -> None:
-        first, second = self._of(self._retrain), self._of(self._retrain, 1)
-        rows = {FLOOR: second} | {label: self._of(label) for label in self._labels()}
-        for label, results in rows.items():
-            for seed, retrain in first.items():
+        for label, results in self._rows.items():
+            for seed, retrain in self._retrains.items():
                 if seed in results:
                     ours, theirs = (self.scores(r.stage) for r in (results[seed], retrain))
                     table.put(label, seed, partial(audit.compare, ours, theirs, seed=seed))
@@ -224,23 +227,13 @@ class AuditReport:
 
     # Model audits --------------------------------------------------------------------------------
 
-    def _models(self, table: AuditTable, audit: ModelAudit) -> None:
-        targets = {
-            seed: self._probe(result, table.name)
-            for seed, result in self._of(self._retrain).items()
-        }
-        rows = [(self._retrain, self._of(self._retrain)), (FLOOR, self._of(self._retrain, 1))]
-        rows += [(label, self._of(label)) for label in self._labels()]
-        for label, results in rows:
+    def _models(self, table: AuditTable) -> None:
+        for label, results in {self._retrain: self._retrains, **self._rows}.items():
             for seed, result in results.items():
-                cell = self._probe(result, table.name)
-                table.seconds += self._seconds(result, table.name)
-                target = targets.get(seed)
-                if label != self._retrain and isinstance(cell, dict) and isinstance(target, dict):
-                    cell = {**cell, **audit.relate(cell, target)}
-                table.rows.setdefault(label, {})[seed] = cell
+                table.rows.setdefault(label, {})[seed] = self._probe(result, table)
+        table.relate(self._retrain)
         if FLOOR not in table.rows:
-            table.rows[FLOOR] = dict.fromkeys(targets, NO_SECOND)
+            table.rows[FLOOR] = dict.fromkeys(self._retrains, NO_SECOND)
 
     @cached_property
     def _probes(self) -> dict[tuple[str, str, int, int], Placed]:
@@ -250,18 +243,16 @@ class AuditReport:
             for result in results
         }
 
-    def _probe(self, result: Result[Any], name: str) -> Cell:
+    def _probe(self, result: Result[Any], table: AuditTable) -> Cell:
         reason = composite(self.suite, result.label)
         if reason is not None:
             return reason
-        stage = self._probes[name, result.label, result.seed, result.replicate]
-        cell = read_attack(self.store, stage)
-        return "not run" if cell is None else cell
-
-    def _seconds(self, result: Result[Any], name: str) -> list[float]:
-        stage = self._probes.get((name, result.label, result.seed, result.replicate))
-        done = None if stage is None else self.store.done(stage.kind, stage.key)
-        return [] if done is None else [float(done.get("stage_seconds", 0.0))]
+        stage = self._probes[table.name, result.label, result.seed, result.replicate]
+        cell, done = read_attack(self.store, stage), self.store.done(stage.kind, stage.key)
+        if cell is None or done is None:
+            return "not run"
+        table.seconds.append(float(done.get("stage_seconds", 0.0)))
+        return cell
 
     # Populations ---------------------------------------------------------------------------------
 
@@ -272,7 +263,8 @@ class AuditReport:
             rows = {FLOOR: pool[half:]}
             rows |= {
                 label: _interleaved([self.plan.shadows[label, seed, "fixed"] for seed in seeds])
-                for label in self._labels()
+                for label in self._rows
+                if label != FLOOR
             }
             for label, models in rows.items():
                 n = min(len(models), half)
@@ -284,7 +276,7 @@ class AuditReport:
     def _seed_groups(self) -> list[list[int]]:
         """Seeds that share one split: their models are one population."""
         groups: dict[str, list[int]] = {}
-        for seed, result in self._of(self._retrain).items():
+        for seed, result in self._retrains.items():
             split = result.stage.parents["split"]
             done = self.store.done(split.kind, split.key)
             groups.setdefault((done or {}).get("split", split.key), []).append(seed)
@@ -292,7 +284,7 @@ class AuditReport:
 
     def _halves(self, table: AuditTable, audit: ULira) -> None:
         for (label, seed, design), stages in self.plan.shadows.items():
-            if design == "halves" and stages and seed in self._of(self._retrain):
+            if design == "halves" and stages and seed in self._retrains:
                 models = [self.scores(stage) for stage in stages]
                 table.put(f"{label}, halves", seed, partial(audit.halves, models, seed=seed))
 

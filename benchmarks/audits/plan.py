@@ -140,7 +140,8 @@ class AuditPlanner:
             }
         for audit in audits.values():
             if isinstance(audit, Sequential):
-                plan.streams = self._streams(audit.config.requests)
+                streams = self._streams(audit.config.requests)
+                plan.streams = {place: stages or [] for place, stages in streams.items()}
         return plan
 
     def _stored_shadows(
@@ -163,15 +164,6 @@ class AuditPlanner:
             if self.usable(stage):
                 stages.append(stage)
         return stages
-
-    def _streams(self, requests: int) -> dict[tuple[str, int], list[Stage]]:
-        rows = [(row, row.label, 0) for row in self.suite.rows]
-        rows += [(row, FLOOR, 1) for row in self.suite.rows if row.method == "retrain"]
-        return {
-            (label, seed): stream(self, row, seed, requests, replicate) or []
-            for row, label, replicate in rows
-            for seed in self.suite.spec.seeds
-        }
 
     def check_trainable(self) -> None:
         """Raises ConfigError where further models cannot be trained as the suite's were."""
@@ -231,70 +223,74 @@ class AuditPlanner:
 
     def shadow_plan(self, shadows: Shadows) -> Plan:
         """All shadows of every row and seed, Retrains included, as one plan."""
-        plan = Plan(self.suite)
-        for seed in self.suite.spec.seeds:
-            for row in self.suite.rows:
-                if row.method != "retrain":
-                    self._add_shadows(plan, row, seed, shadows)
-            if shadows.design == "fixed":
-                for index in range(2 * shadows.count):
-                    stage = self.retrain_shadow(seed, index)
-                    plan.results.append(Result("retrain", seed, index, None, stage))
+        plan, seeds = Plan(self.suite), self.suite.spec.seeds
+        design, originals = shadows.design, shadows.originals
+        for seed, row in product(seeds, self.suite.rows):
+            if row.method == "retrain":
+                continue
+            changes = METHODS[row.method].info.changes_model
+            numbers = range(shadows.count if changes else originals or shadows.count)
+            made = [self.shadow(row, seed, k, design, originals) for k in numbers]
+            _add(plan, row.label, seed, None if None in made else made)
+        for seed in seeds if design == "fixed" else ():
+            made = [self.retrain_shadow(seed, k) for k in range(2 * shadows.count)]
+            _add(plan, "retrain", seed, made)
         return plan
 
-    def _add_shadows(self, plan: Plan, row: ResolvedRow, seed: int, shadows: Shadows) -> None:
-        changes = METHODS[row.method].info.changes_model
-        for index in range(shadows.count if changes else shadows.originals or shadows.count):
-            stage = self.shadow(row, seed, index, shadows.design, shadows.originals)
-            if stage is None:
-                plan.waiting.append(row.label)
-                return
-            plan.results.append(Result(row.label, seed, index, None, stage))
+    # Streams of forget requests: the stages of the ``sequential`` audit ---------------------------
+
+    def stream_plan(self, requests: int) -> Plan:
+        """The streams of every row and seed, and of as many Retrains as give a floor."""
+        plan = Plan(self.suite)
+        for (label, seed), stages in self._streams(requests).items():
+            if label != FLOOR or self.suite.spec.retrains > 1:
+                _add(plan, label, seed, stages)
+        return plan
+
+    def _streams(self, requests: int) -> dict[tuple[str, int], list[Stage] | None]:
+        rows = [(row, row.label, 0) for row in self.suite.rows]
+        rows += [(row, FLOOR, 1) for row in self.suite.rows if row.method == "retrain"]
+        return {
+            (label, seed): self.stream(row, seed, requests, replicate)
+            for row, label, replicate in rows
+            for seed in self.suite.spec.seeds
+        }
+
+    def stream(
+        self, row: ResolvedRow, seed: int, requests: int, replicate: int = 0
+    ) -> list[Stage] | None:
+        """The evaluated models after each request; None while the row's config is undecided.
+
+        The forget set is divided into so many requests.  Retrain is trained anew for every request
+        but the last, whose retain set is the suite's; a ``replicate`` of it gives the noise floor.
+        A row of several models at inference has no stages: no later request can start from it.
+        """
+        if composite(self.suite, row.label) is not None:
+            return []
+        config, lineage = self.config_of(row), self.lineage
+        if config is None:
+            return None
+        model, stages = lineage.original(seed), []
+        for index in range(requests):
+            split = lineage.split(seed, request=(index, requests))
+            if row.method == "retrain":
+                last = index == requests - 1
+                model = lineage.retrain(seed, replicate, None if last else split)
+            elif METHODS[row.method].info.changes_model:
+                model = lineage.unlearned(
+                    row, config, seed, start=model, split=split, note=split.name
+                )
+            stages.append(lineage.evaluated(model, seed, replicate, split=split))
+        return stages
 
 
-# Streams of forget requests: the stages of the ``sequential`` audit -------------------------------
-
-
-def stream(
-    planner: AuditPlanner, row: ResolvedRow, seed: int, count: int, replicate: int = 0
-) -> list[Stage] | None:
-    """The evaluated models after each request; None while the row's config is undecided.
-
-    The forget set is divided into ``count`` requests.  Retrain is trained anew for every request
-    but the last, whose retain set is the suite's; a ``replicate`` of it gives the noise floor.
-    A row of several models at inference has no stages: no later request can start from it.
-    """
-    if composite(planner.suite, row.label) is not None:
-        return []
-    config, lineage = planner.config_of(row), planner.lineage
-    if config is None:
-        return None
-    model, stages = lineage.original(seed), []
-    for index in range(count):
-        split = lineage.split(seed, request=(index, count))
-        if row.method == "retrain":
-            last = index == count - 1
-            model = lineage.retrain(seed, replicate, None if last else split)
-        elif METHODS[row.method].info.changes_model:
-            model = lineage.unlearned(row, config, seed, start=model, split=split, note=split.name)
-        stages.append(lineage.evaluated(model, seed, replicate, split=split))
-    return stages
-
-
-def stream_plan(planner: AuditPlanner, count: int) -> Plan:
-    """The streams of every row and seed, and of as many Retrains as give a floor."""
-    suite = planner.suite
-    plan = Plan(suite)
-    for seed in suite.spec.seeds:
-        for row in suite.rows:
-            twice = row.method == "retrain" and suite.spec.retrains > 1
-            for replicate in range(2 if twice else 1):
-                stages = stream(planner, row, seed, count, replicate)
-                if stages is None:
-                    plan.waiting.append(row.label)
-                for stage in stages or ():
-                    plan.results.append(Result(row.label, seed, replicate, None, stage))
-    return plan
+def _add(plan: Plan, label: str, seed: int, stages: Sequence[Stage | None] | None) -> None:
+    """Adds a row's stages to a plan; a row that has none yet waits."""
+    if stages is None:
+        plan.waiting.append(label)
+    for number, stage in enumerate(stages or ()):
+        if stage is not None:
+            plan.results.append(Result(label, seed, number, None, stage))
 
 
 def probe_plan(suite: ResolvedSuite, store: StageStore) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -123,11 +122,6 @@ def to_json(tables: Sequence[AuditTable]) -> dict[str, Any]:
         }
         for table in tables
     }
-
-
-def report_path(store: Path, suite: str) -> Path:
-    """Where a suite's audits are written."""
-    return store / "suites" / suite / "audits.json"
 
 
 def audit_tables(

@@ -8,15 +8,17 @@ has Retrains of further seeds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.pipeline.stage import Block, Placed, Plan, Probed, Result
+from stable_forgetting.benchmarks.pipeline.stage import Block, Placed, Probed, Result
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
@@ -31,11 +33,24 @@ FILE = "plan.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """A stage as a report sees it: where its files lie, and what it was made of."""
+    """A stage as the file has it: where its files lie, and what it was made of."""
 
     kind: str
     key: str
-    parents: Mapping[str, Stored]
+    parents: Mapping[str, Placed]
+
+
+def _note(stage: Placed, info: Any) -> str:
+    """A stage is its key; what the key stands for is noted once, parents first."""
+    if stage.key not in info.context:
+        parents = {role: _note(parent, info) for role, parent in stage.parents.items()}
+        info.context[stage.key] = [stage.kind, parents]
+    return stage.key
+
+
+ByKey = Annotated[
+    Placed, PlainValidator(lambda key, info: info.context[key]), PlainSerializer(_note)
+]
 
 
 @dataclass
@@ -48,8 +63,7 @@ class StoredPlan:
         audits: Results of the suite's own audits, with an audit's name for a label; row by model.
         trials: Tuned row -> values and config of every trial.
         chosen: Row -> the trial that was chosen.
-        waiting: Evaluated models that are not planned yet, because tuning or a grid is not
-            decided.
+        waiting: Evaluated models that are not planned yet: tuning or a grid is not decided.
         inapplicable: Rows whose method is not for this benchmark -> why.
         pooled: Evaluated reference models of every seed in the store.
         folds: Those of the folds before the last.
@@ -57,30 +71,25 @@ class StoredPlan:
     """
 
     state: str
-    results: list[Result[Stored]]
-    probes: list[Probed[Stored]]
-    audits: dict[str, list[Result[Stored]]]
+    results: list[Result[ByKey]]
+    probes: list[Probed[ByKey]]
+    audits: dict[str, list[Result[ByKey]]]
     trials: dict[str, list[dict[str, Any]]]
     chosen: dict[str, int]
     waiting: int
     inapplicable: dict[str, str]
-    pooled: list[Result[Stored]] = field(default_factory=list)
-    folds: list[StoredPlan] = field(default_factory=list)
-    blocks: list[Block[Stored]] = field(default_factory=list)
+    blocks: list[Block[ByKey]]
+    folds: list[StoredPlan]
+    pooled: list[Result[ByKey]] = field(default_factory=list)
 
     def text(self) -> str:
         """The file's text: every stage once, and everything else by key."""
         stages: dict[str, Any] = {}
-        _note(stages, self._placed())
-        return json.dumps({"stages": stages, "plan": _plain(self)}, allow_nan=False) + "\n"
+        plan = _PLANS.dump_python(self, mode="json", context=stages)
+        return json.dumps({"stages": stages, "plan": plan}, allow_nan=False) + "\n"
 
-    def _placed(self) -> Iterator[Stored]:
-        for fold in self.folds:
-            yield from fold._placed()
-        for results in (self.results, self.pooled, *self.audits.values()):
-            yield from (result.stage for result in results)
-        yield from (entry.stage for entry in self.probes)
-        yield from (block.stage for block in self.blocks)
+
+_PLANS = TypeAdapter(StoredPlan)
 
 
 def stored_plan(suite: ResolvedSuite, store: StageStore) -> StoredPlan:
@@ -88,7 +97,9 @@ def stored_plan(suite: ResolvedSuite, store: StageStore) -> StoredPlan:
 
     Nothing is written for a suite that was never run in this store.
     """
-    path, seeds = store.root / "suites" / suite.name / FILE, _seeds(suite, store)
+    path = store.root / "suites" / suite.name / FILE
+    found = {done["seed"] for done in store.complete("retrain") if done.get("seed") is not None}
+    seeds = sorted({*found, *suite.spec.seeds})  # of the suite, and of every Retrain there
     state = digest([_state(suite), seeds])
     with suppress(OSError, ValueError, LookupError, TypeError):
         plan = _read(path, state)
@@ -100,15 +111,6 @@ def stored_plan(suite: ResolvedSuite, store: StageStore) -> StoredPlan:
         with suppress(PermissionError):  # a store that cannot be written is read all the same
             write_text(path, plan.text())
     return plan
-
-
-# Making -------------------------------------------------------------------------------------------
-
-
-def _seeds(suite: ResolvedSuite, store: StageStore) -> list[int]:
-    """Seeds of the suite, and of every Retrain in the store."""
-    found = {done["seed"] for done in store.complete("retrain") if done.get("seed") is not None}
-    return sorted({*found, *suite.spec.seeds})
 
 
 def _state(suite: ResolvedSuite) -> Any:
@@ -127,76 +129,31 @@ def _state(suite: ResolvedSuite) -> Any:
 
 def _made(suite: ResolvedSuite, store: StageStore, state: str) -> StoredPlan:
     planner = AuditPlanner(suite, store)
-    plan = _of(planner.base, state)
-    plan.audits = {
-        name: [_stored(result) for result in results]
-        for name, results in planner.probes(suite.audits).items()
-    }
-    plan.folds = [_made(fold, store, state) for fold in suite.folds]
-    return plan
-
-
-def _pooled(suite: ResolvedSuite, store: StageStore, seeds: list[int]) -> list[Result[Stored]]:
-    """The evaluated reference models of more seeds than the suite's."""
-    spec = suite.spec.model_copy(update={"seeds": tuple(seeds)})
-    rows = tuple(row for row in suite.rows if row.method in REFERENCES)
-    references = replace(suite, spec=spec, rows=rows, probes={}, folds=())
-    return [_stored(result) for result in make_plan(references, store).results]
-
-
-def _stored(result: Result[Any]) -> Result[Stored]:
-    return Result(result.label, result.seed, result.replicate, result.trial, stored(result.stage))
-
-
-def stored(stage: Placed) -> Stored:
-    """A stage as a report sees it."""
-    return Stored(stage.kind, stage.key, {role: stored(p) for role, p in stage.parents.items()})
-
-
-def _of(plan: Plan, state: str) -> StoredPlan:
+    plan = planner.base
     trials = {
         label: [{"values": dict(draw.values), "config": canonical(draw.config)} for draw in draws]
         for label, draws in plan.draws.items()
     }
-    results = {id(result): _stored(result) for result in plan.results}
     return StoredPlan(
         state,
-        list(results.values()),
-        [Probed(results[id(e.result)], e.name, stored(e.stage)) for e in plan.probes],
-        {},
+        [*plan.results],
+        [*plan.probes],
+        {name: [*results] for name, results in planner.probes(suite.audits).items()},
         trials,
-        dict(plan.chosen),
-        len(plan.waiting) * len(plan.suite.spec.seeds) + plan.undrawn,
-        dict(plan.inapplicable),
-        blocks=[Block(b.label, b.seed, b.lrs, b.extension, stored(b.stage)) for b in plan.blocks],
+        plan.chosen,
+        len(plan.waiting) * len(suite.spec.seeds) + plan.undrawn,
+        plan.inapplicable,
+        [*plan.blocks],
+        [_made(fold, store, state) for fold in suite.folds],
     )
 
 
-# Files --------------------------------------------------------------------------------------------
-
-
-def _note(stages: dict[str, Any], placed: Iterable[Stored]) -> None:
-    for stage in placed:
-        if stage.key not in stages:
-            _note(stages, stage.parents.values())
-            parents = {role: parent.key for role, parent in stage.parents.items()}
-            stages[stage.key] = [stage.kind, parents]
-
-
-def _plain(plan: StoredPlan) -> dict[str, Any]:
-    return {
-        **vars(plan),
-        "results": [_line(result) for result in plan.results],
-        "pooled": [_line(result) for result in plan.pooled],
-        "probes": [[*_line(e.result), e.name, e.stage.key] for e in plan.probes],
-        "audits": {name: [_line(r) for r in results] for name, results in plan.audits.items()},
-        "folds": [_plain(fold) for fold in plan.folds],
-        "blocks": [{**vars(block), "stage": block.stage.key} for block in plan.blocks],
-    }
-
-
-def _line(result: Result[Stored]) -> list[Any]:
-    return [result.label, result.seed, result.replicate, result.trial, result.stage.key]
+def _pooled(suite: ResolvedSuite, store: StageStore, seeds: list[int]) -> list[Result[Placed]]:
+    """The evaluated reference models of more seeds than the suite's."""
+    spec = suite.spec.model_copy(update={"seeds": tuple(seeds)})
+    rows = tuple(row for row in suite.rows if row.method in REFERENCES)
+    references = replace(suite, spec=spec, rows=rows, probes={}, folds=())
+    return [*make_plan(references, store).results]
 
 
 def _read(path: Path, state: str) -> StoredPlan | None:
@@ -207,32 +164,4 @@ def _read(path: Path, state: str) -> StoredPlan | None:
     stages: dict[str, Stored] = {}
     for key, (kind, parents) in content["stages"].items():
         stages[key] = Stored(kind, key, {role: stages[p] for role, p in parents.items()})
-    return _parsed(content["plan"], stages)
-
-
-def _parsed(plan: dict[str, Any], stages: Mapping[str, Stored]) -> StoredPlan:
-    def results(lines: Iterable[list[Any]]) -> list[Result[Stored]]:
-        return [
-            Result(label, seed, replicate, trial, stages[key])
-            for label, seed, replicate, trial, key, *_ in lines
-        ]
-
-    probed = [
-        Probed(result, line[5], stages[line[6]])
-        for result, line in zip(results(plan["probes"]), plan["probes"], strict=True)
-    ]
-    return StoredPlan(
-        **{
-            **plan,
-            "results": results(plan["results"]),
-            "pooled": results(plan["pooled"]),
-            "probes": probed,
-            "audits": {name: results(lines) for name, lines in plan["audits"].items()},
-            "folds": [_parsed(fold, stages) for fold in plan["folds"]],
-            "blocks": [_block(line, stages) for line in plan["blocks"]],
-        }
-    )
-
-
-def _block(line: dict[str, Any], stages: Mapping[str, Stored]) -> Block[Stored]:
-    return Block(**{**line, "lrs": tuple(line["lrs"]), "stage": stages[line["stage"]]})
+    return _PLANS.validate_python(content["plan"], context=stages)

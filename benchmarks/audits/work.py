@@ -15,7 +15,6 @@ from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.data.parts import Role
-from stable_forgetting.common.data.splits import ForgetSplit
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.pipeline.context import StageContext
@@ -57,6 +56,11 @@ class AuditProbe(StageKind[AuditSpec]):
         from stable_forgetting.common.bounded.files import ADAPTER_CONFIG
 
         benchmark, start = context.benchmark, context.stage.parents["model"].start
+        split = context.split()
+        if spec.trial:  # tuning may not look at all of it
+            role_of = benchmark.role_of
+            parts = {p: ids for p, ids in split.parts.items() if role_of(p) is not Role.REPORT}
+            split = replace(split, parts=parts)
         # an adapter on an adapter of an earlier request is not the whole update
         adapted = start is not None and start.start is None
         return AuditTask(
@@ -64,7 +68,7 @@ class AuditProbe(StageKind[AuditSpec]):
             load_original=lambda: context.model("original"),
             adapted=adapted and (context.folder("model") / ADAPTER_CONFIG).is_file(),
             source=benchmark.source,
-            split=self._split(context, spec),
+            split=split,
             family=benchmark,
             collect=benchmark.collect,
             features=benchmark.features if isinstance(benchmark, Featured) else None,
@@ -75,11 +79,3 @@ class AuditProbe(StageKind[AuditSpec]):
             if "reference" in context.stage.parents
             else None,
         )
-
-    def _split(self, context: StageContext, spec: AuditSpec) -> ForgetSplit:
-        """The index sets; of a trial those that tuning may look at."""
-        split, role_of = context.split(), context.benchmark.role_of
-        if not spec.trial:
-            return split
-        parts = {p: ids for p, ids in split.parts.items() if role_of(p) is not Role.REPORT}
-        return replace(split, parts=parts)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stable_forgetting.benchmarks.apply import Conversion, convert, forget
+from stable_forgetting.benchmarks.apply import convert, forget
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import (
     Device,
@@ -192,6 +192,12 @@ def _convert(order: Order) -> None:
     """Makes a folder for --model of pickled weights."""
     assert order.convert is not None
     names = tuple(filter(None, (order.label_names or "").split(",")))
-    options = {key: getattr(order, key) for key in ("out", "arch", "image_size")}
-    for line in convert(Conversion(order.convert, label_names=names, **options)):
+    lines = convert(
+        order.convert,
+        order.out,
+        arch=order.arch,
+        image_size=order.image_size,
+        label_names=names,
+    )
+    for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -14,14 +14,9 @@ from rich.markup import escape
 from stable_forgetting.benchmarks.apply.attacked import attack_given
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.cost import Cost, costs, time_line
-from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
-from stable_forgetting.benchmarks.audits.plan import (
-    AuditPlanner,
-    Shadows,
-    stream_plan,
-    suite_of_record,
-)
-from stable_forgetting.benchmarks.audits.report import report_json, report_path, sections
+from stable_forgetting.benchmarks.audits.derive import AuditReport
+from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
+from stable_forgetting.benchmarks.audits.report import report_json, sections
 from stable_forgetting.benchmarks.cli.attackers import Budget, Given, ShadowOptions
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import STORE, Machine, Pool, Selection, console
@@ -121,11 +116,9 @@ def _attack_given(given: Given, machine: Machine, chosen: Mapping[str, Audit]) -
     others = ", ".join(name for name in chosen if name not in attacks)
     if not attacks:
         raise ConfigError(f"--attacks {others}: compare the models of a suite; give a suite")
-    found = attack_given(given.suspects(machine), attacks)
-    tables = [
-        AuditTable(name, attacks[name], {label: {0: cell} for label, cell in cells.items()})
-        for name, cells in found.items()
-    ]
+    tables = attack_given(
+        *given.suspects(), attacks, device=machine.device, threads=machine.threads
+    )
     show(console, sections(tables))
 
 
@@ -219,7 +212,7 @@ def _work(
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
     streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
-    plans = [stream_plan(planner, count) for count in streams]
+    plans = [planner.stream_plan(count) for count in streams]
     plans += [] if shadows is None else [planner.shadow_plan(shadows)]
     missing = [plan for plan in plans if not planner.complete(plan)]
     for plan in missing:
@@ -270,6 +263,6 @@ def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows
     tables = report.tables()
     shown = report.after(tables)
     show(console, [*sections(tables), *after_sections(name, shown, depth=3)])
-    path = report_path(planner.store.root, name)
+    path = planner.store.root / "suites" / name / "audits.json"
     write_json(path, report_json(name, tables, shown))
     console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)

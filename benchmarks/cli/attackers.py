@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stable_forgetting.benchmarks.apply.attacked import Suspects
 from stable_forgetting.benchmarks.audits.plan import Shadows
-from stable_forgetting.benchmarks.cli.options import Machine
 from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.audits.base import ModelAudit
 from stable_forgetting.common.base.errors import ConfigError
@@ -66,8 +64,8 @@ class Given:
     retain: Annotated[Path | None, typer.Option(help="With --model: what was kept.")] = None
     test: Annotated[Path | None, typer.Option(help="With --model: what no model saw.")] = None
 
-    def suspects(self, machine: Machine) -> Suspects:
-        """What is attacked.
+    def suspects(self) -> tuple[dict[str, Path], dict[str, Path]]:
+        """Label -> model, and role -> samples.
 
         Raises:
             ConfigError: Something is missing, or there are more than two Retrains.
@@ -82,11 +80,9 @@ class Given:
         models = {"model": self.model, "original": self.original}
         models |= dict(zip(("retrain", "retrain-2"), retrained, strict=False))
         samples = {"forget": self.forget, "retain": self.retain, "test": self.test}
-        return Suspects(
+        return (
             {label: path for label, path in models.items() if path is not None},
             {role: path for role, path in samples.items() if path is not None},
-            machine.device,
-            machine.threads,
         )
 
 

@@ -27,8 +27,12 @@ from stable_forgetting.benchmarks.cli.session import executing, finish, watching
 from stable_forgetting.benchmarks.costs.estimate import estimate_sections, estimates
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.events import export_samples, read_runs
-from stable_forgetting.benchmarks.leaderboard.freeing import free, freeable, told
-from stable_forgetting.benchmarks.leaderboard.fresh import remove_rows
+from stable_forgetting.benchmarks.leaderboard.freeing import (
+    free,
+    freeable,
+    remove_rows,
+    told,
+)
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.run import execute
 from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples

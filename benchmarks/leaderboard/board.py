@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from stable_forgetting.benchmarks.audits.after import Shown
 from stable_forgetting.benchmarks.audits.derive import AuditTable
-from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan
+from stable_forgetting.benchmarks.audits.stored import StoredPlan
+from stable_forgetting.benchmarks.pipeline.stage import Placed
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.benchmarks.sweeps.board import Sweep
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.gaps import Floor, PairedDifference, Summary
@@ -23,12 +25,7 @@ FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
 
 
 class Worst(NamedTuple):
-    """The column in which a row is furthest from Retrain.
-
-    Attributes:
-        ratio: Its distance there over the second Retrain's, means over seeds.
-        metric: The column.
-    """
+    """The column in which a row is furthest: its distance over the second Retrain's."""
 
     ratio: float
     metric: str
@@ -57,7 +54,7 @@ class BoardRow:
         criteria: Rule set -> seed -> criterion -> whether it holds.
         verdict: Whether the row differs from a retrained model; None if unknown.
         rank: By mean distance; None where the row lacks a seed.
-        worst: See :mod:`benchmarks.leaderboard.orders`; None without a second Retrain.
+        worst: See :func:`benchmarks.leaderboard.judge.add_worst`; None without a second Retrain.
         dynamics: Logged quantities -> mean over seeds of the last value.
         cost: Cost entries -> mean over seeds.
         chosen: Parameters that tuning chose.
@@ -85,6 +82,11 @@ class BoardRow:
     chosen: dict[str, Any] = field(default_factory=dict)
     edges: tuple[str, ...] = ()
     inapplicable: str = ""
+
+    @property
+    def target(self) -> bool:
+        """Whether it is the Retrain that all rows are compared with, whatever it is called."""
+        return self.method == "retrain" and self.label != FLOOR
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Leaderboard:
     digest: str
     missing: int = 0
     trials: list[Trial] = field(default_factory=list)
-    stages: Mapping[tuple[str, int, int], Stored] = field(default_factory=dict)
+    stages: Mapping[tuple[str, int, int], Placed] = field(default_factory=dict)
     plan: StoredPlan | None = None
     audits: list[AuditTable] = field(default_factory=list)
     attacked: list[Shown] = field(default_factory=list)
@@ -157,7 +159,7 @@ class Leaderboard:
     sweep: Sweep | None = None
     pooled: Floor = field(default_factory=lambda: Floor((), None))
 
-    def stage(self, label: str, record: RunRecord) -> Stored:
+    def stage(self, label: str, record: RunRecord) -> Placed:
         """The stage that wrote a record."""
         return self.stages[label, record.replicate, record.seed]
 

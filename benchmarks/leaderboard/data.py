@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_forgetting.benchmarks.audits.report import to_json as audits_json
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
@@ -19,22 +19,6 @@ from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.benchmarks.sweeps.board import to_json as sweep_json
 from stable_forgetting.common.measure.gaps import Summary, gap
 from stable_forgetting.common.train.tracking import flat
-
-if TYPE_CHECKING:
-    import pandas
-
-
-def to_csv(board: Leaderboard) -> str:
-    """See :func:`row_lines`."""
-    return csv_text(row_lines(board))
-
-
-def frame(board: Leaderboard, *, runs: bool = False) -> pandas.DataFrame:
-    """The rows of a board as numbers, or its runs, by the label of the row."""
-    import pandas
-
-    lines = run_lines(board) if runs else row_lines(board)
-    return pandas.DataFrame(lines).set_index("row")
 
 
 def row_lines(board: Leaderboard) -> list[dict[str, Any]]:
@@ -68,11 +52,6 @@ def _columns(name: str, summary: Summary | None) -> dict[str, float | None]:
     values = {} if summary is None else vars(summary)
     ends = {f"{name}_{end}": values.get(end) for end in ("std", "low", "high")}
     return {name: values.get("mean"), **ends}
-
-
-def runs_csv(board: Leaderboard) -> str:
-    """See :func:`run_lines`."""
-    return csv_text(run_lines(board))
 
 
 def run_lines(board: Leaderboard) -> list[dict[str, Any]]:

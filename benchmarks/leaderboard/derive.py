@@ -10,19 +10,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from stable_forgetting.benchmarks.audits.report import audit_tables
-from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan, stored_plan
-from stable_forgetting.benchmarks.leaderboard.board import (
-    BoardRow,
-    FinalRecords,
-    Leaderboard,
-)
+from stable_forgetting.benchmarks.audits.stored import StoredPlan, stored_plan
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords, Leaderboard
 from stable_forgetting.benchmarks.leaderboard.folds import forgotten
-from stable_forgetting.benchmarks.leaderboard.judge import Judge, finals_of, label_of
-from stable_forgetting.benchmarks.leaderboard.orders import add_worst, compare_rows
+from stable_forgetting.benchmarks.leaderboard.judge import (
+    Judge,
+    add_ranks,
+    add_verdicts,
+    add_worst,
+    compare_rows,
+    finals_of,
+    label_of,
+    second_of,
+)
 from stable_forgetting.benchmarks.leaderboard.tuning import read_trials, tuned_on
-from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts, second_of
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores, read_table
-from stable_forgetting.benchmarks.pipeline.stage import Probed, Result
+from stable_forgetting.benchmarks.pipeline.stage import Placed, Probed, Result
 from stable_forgetting.benchmarks.suite.goals import metric_specs
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
@@ -43,7 +46,6 @@ from stable_forgetting.common.measure.metric import Row
 from stable_forgetting.common.measure.rules import RowFacts, Rule
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Benchmark
-from stable_forgetting.common.protocol.probe import Probe, ProbeTable
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
@@ -67,8 +69,7 @@ def _pooled_floor(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> 
         _check_one_data_set([r for of_row in finals.values() for r in of_row.values()])
     except DataError:  # those seeds saw other data
         return Floor((), None)
-    rule = BENCHMARKS[suite.spec.benchmark].gap_of(suite.protocol)
-    return _floor(finals, Judge(suite, rule, finals))[0]
+    return _floor(Judge(suite, finals))
 
 
 def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderboard:
@@ -104,8 +105,8 @@ def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderb
 def _read(
     suite: ResolvedSuite,
     store: StageStore,
-    results: Sequence[Result[Stored]],
-    probes: Sequence[Probed[Stored]],
+    results: Sequence[Result[Placed]],
+    probes: Sequence[Probed[Placed]],
 ) -> tuple[FinalRecords, int]:
     """The records of final models with all of their metrics, and how many files are missing."""
     stages = {(r.label, r.replicate, r.seed): r.stage for r in results if r.trial is None}
@@ -118,11 +119,13 @@ def _read(
         else:
             finals.setdefault((label, replicate), {})[seed] = record
     for entry in probes:
-        table = read_table(store, entry.stage)
-        if table is None:
-            missing += 1
-        elif table.rows:
-            _add_probe(finals, entry, table, suite.probes[entry.name].probe)
+        made, of, probe = read_table(store, entry.stage), entry.result, suite.probes[entry.name]
+        by_seed = finals.get((of.label, of.replicate), {})
+        missing += made is None
+        if made and made.rows and of.seed in by_seed:
+            metrics = {**by_seed[of.seed].metrics, **probe.probe.summary(made)}
+            metrics |= probe.probe.related(metrics)
+            by_seed[of.seed] = by_seed[of.seed].model_copy(update={"metrics": metrics})
 
     @functools.cache
     def scores(label: str, replicate: int, seed: int) -> dict[str, Scores]:
@@ -131,19 +134,6 @@ def _read(
         return {} if there is None else read_scores(store, stage)
 
     return compared(suite, finals, scores), missing
-
-
-def _add_probe(
-    finals: FinalRecords, entry: Probed[Stored], table: ProbeTable, probe: Probe
-) -> None:
-    """Adds what a probe measured of a model to the model's record."""
-    result = entry.result
-    by_seed = finals.get((result.label, result.replicate), {})
-    if result.seed in by_seed:
-        record = by_seed[result.seed]
-        metrics = {**record.metrics, **probe.summary(table)}
-        metrics |= probe.related(metrics)
-        by_seed[result.seed] = record.model_copy(update={"metrics": metrics})
 
 
 def derive(
@@ -162,40 +152,39 @@ def derive(
         sizes: Seed -> samples in the forget set.
         inapplicable: Row label -> why it says nothing about the benchmark.
         digest: What tells the table apart; the suite's own when empty.
-
-    Raises:
-        DataError: They are of several data sets.
     """
     _check_one_data_set([record for _, record in records])
-    finals = finals_of(records)
-    rule = BENCHMARKS[suite.spec.benchmark].gap_of(suite.protocol)
-    judge = Judge(suite, rule, finals)
-    floor, floor_row = _floor(finals, judge)
+    judge = Judge(suite, finals_of(records))
     rows = []
     for row in suite.rows:
-        by_seed = finals.get((row.label, 0), {})
+        by_seed = judge.finals.get((row.label, 0), {})
         if by_seed:
             rows.append(_row(row.label, row.method, by_seed, judge))
         elif why := (inapplicable or {}).get(row.label):
             rows.append(BoardRow(row.label, row.method, inapplicable=why))
-    if floor_row is not None:
-        rows.append(floor_row)
-    answers = BENCHMARKS[suite.spec.benchmark].answer_metrics
-    add_verdicts(rows, suite, rule, finals, answers)
-    add_worst(rows, suite, rule, finals, answers)
-    if not rule.goals:
+    if second := judge.of("retrain", 1):
+        rows.append(_row(FLOOR, "retrain", second, judge))
+    add_verdicts(rows, judge)
+    add_worst(rows, judge)
+    if not judge.rule.goals:
         add_ranks(rows)
     return Leaderboard(
         suite,
-        rule,
+        judge.rule,
         metric_specs(suite.spec, suite.probes),
-        _ranked(rows, rule),
-        floor,
+        _ranked(rows, judge.rule),
+        _floor(judge),
         compare_rows(suite, rows),
         list(records),
         sizes,
         digest or suite_digest(suite),
     )
+
+
+def compares(benchmark: type[Benchmark]) -> bool:
+    """Whether a benchmark has metrics that need Retrain's scores."""
+    ours, default = benchmark.compare, Benchmark.compare
+    return ours.__func__ is not default.__func__  # type: ignore[attr-defined]
 
 
 def compared(
@@ -205,13 +194,10 @@ def compared(
 ) -> FinalRecords:
     """The records with the metrics that need Retrain's scores too.
 
-    Args:
-        suite: Of the benchmark that may have such metrics.
-        finals: Records of all final models.
-        scores: (row label, replicate, seed) -> part -> scores; empty where they are not there.
+    ``scores``: (row label, replicate, seed) -> part -> scores; empty where they are not there.
     """
     benchmark, retrain = BENCHMARKS[suite.spec.benchmark], label_of(suite, "retrain")
-    if benchmark.compare.__func__ is Benchmark.compare.__func__:  # type: ignore[attr-defined]
+    if not compares(benchmark):
         return finals
     result: FinalRecords = {}
     for (row, replicate), by_seed in finals.items():
@@ -248,7 +234,7 @@ def _check_one_data_set(records: Sequence[RunRecord]) -> None:
         )
 
 
-def _sizes(stages: Mapping[tuple[str, int, int], Stored], store: StageStore) -> dict[int, int]:
+def _sizes(stages: Mapping[tuple[str, int, int], Placed], store: StageStore) -> dict[int, int]:
     """Seed -> samples in the forget set, as far as the splits are there."""
     sizes = {}
     for (_, _, seed), stage in stages.items():
@@ -259,27 +245,21 @@ def _sizes(stages: Mapping[tuple[str, int, int], Stored], store: StageStore) -> 
     return sizes
 
 
-def _floor(finals: FinalRecords, judge: Judge) -> tuple[Floor, BoardRow | None]:
-    retrain = label_of(judge.suite, "retrain")
-    targets, second = finals.get((retrain, 0), {}), finals.get((retrain, 1), {})
-    empty: dict[str, float | None] = {}
-    firsts = [dict(targets[seed].metrics) for seed in sorted(targets)]
-    seconds = [dict(second[s].metrics) if s in second else empty for s in sorted(targets)]
-    distance: Callable[[Row, Row], float | None] = lambda row, target: judge.rule.distance(  # noqa: E731
-        row, References(retrain=target), trial=False
-    )
-    floor = Floor((), None) if judge.rule.goals else retrain_floor(firsts, seconds, distance)
-    if not second:
-        return floor, None
-    return floor, _row(FLOOR, "retrain", second, judge)
+def _floor(judge: Judge) -> Floor:
+    if judge.rule.goals:
+        return Floor((), None)
+    targets, second = judge.of("retrain"), judge.of("retrain", 1)
+    empty: Row = {}
+
+    def distance(row: Row, target: Row) -> float | None:
+        return judge.rule.distance(row, References(retrain=target), trial=False)
+
+    firsts = [targets[seed].metrics for seed in sorted(targets)]
+    seconds = [second[s].metrics if s in second else empty for s in sorted(targets)]
+    return retrain_floor(firsts, seconds, distance)
 
 
-def _row(
-    label: str,
-    method: str,
-    by_seed: Mapping[int, RunRecord],
-    judge: Judge,
-) -> BoardRow:
+def _row(label: str, method: str, by_seed: Mapping[int, RunRecord], judge: Judge) -> BoardRow:
     row = BoardRow(label, method, sorted(by_seed))
     row.diverged = {s: r.status_detail for s, r in by_seed.items() if r.status != "ok"}
     good = {seed: by_seed[seed] for seed in row.seeds if seed not in row.diverged}

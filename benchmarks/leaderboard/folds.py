@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
 from stable_forgetting.benchmarks.pipeline.measuring import read_split
 from stable_forgetting.benchmarks.report.cells import MISSING, spread
 from stable_forgetting.benchmarks.report.curves import Panel, draw
-from stable_forgetting.benchmarks.report.section import Picture, Section, Table, table
+from stable_forgetting.benchmarks.report.section import Picture, Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.measure.gaps import Summary
 from stable_forgetting.common.store.stages import StageStore
@@ -33,8 +33,7 @@ TOGETHER = "ag"
 def forgotten(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> tuple[int | None, ...]:
     """Forget samples of every fold at the first seed; None where its split is not made.
 
-    Raises:
-        DataError: The sets are not nested, or not disjoint, as the suite says.
+    Sets that are not nested, or not disjoint, as the suite says, are refused.
     """
     if suite.spec.folds is None:
         return ()
@@ -68,6 +67,10 @@ def _check(suite: ResolvedSuite, sets: Sequence[np.ndarray | None]) -> None:
             )
 
 
+Folds = Mapping[str, Sequence[BoardRow | None]]
+"""Label of a row -> the row at every fold."""
+
+
 def fold_sections(board: Leaderboard) -> list[Section]:
     """Curves, and a table per metric: rows over folds; nothing for a suite without folds."""
     folds = board.suite.spec.folds
@@ -78,18 +81,17 @@ def fold_sections(board: Leaderboard) -> list[Section]:
         f"{WORDS[folds.kind].capitalize()}; forget samples: {sizes}. The tables above and below "
         "are of the last fold. ✗n: n of the row's seeds diverged, which are in no mean."
     )
-    drawn = _picture(board, folds.kind)
-    head = Section(folds.kind.capitalize(), (text,), drawn)
-    return [head, *(_table(board, name) for name in _measured(board))]
+    rows = _folds(board)
+    head = Section(folds.kind.capitalize(), (text,), _picture(board, rows, folds.kind))
+    return [head, *(_table(board, rows, name) for name in _measured(board, rows))]
 
 
 def to_json(board: Leaderboard) -> dict[str, Any]:
     """Row -> metric -> mean of every fold."""
     assert board.suite.spec.folds is not None
-    numbers = range(1, len(_boards(board)) + 1)
+    rows, numbers = _folds(board), range(1, len(board.folds) + 2)
     lines = {
-        label: {name: _line(board, label, name) for name in _measured(board)}
-        for label, _ in _labels(board)
+        label: {n: _line(own, n) for n in _measured(board, rows)} for label, own in rows.items()
     }
     return {
         "kind": board.suite.spec.folds.kind,
@@ -101,79 +103,60 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
     }
 
 
-def _boards(board: Leaderboard) -> list[Leaderboard]:
-    return [*board.folds, board]
+def _folds(board: Leaderboard) -> Folds:
+    """The rows that were measured on some fold, in the suite's order."""
+    of_folds = [{row.label: row for row in fold.rows} for fold in (*board.folds, board)]
+    every = {row.label: [fold.get(row.label) for fold in of_folds] for row in board.suite.rows}
+    return {label: rows for label, rows in every.items() if any(row and row.seeds for row in rows)}
 
 
-def _labels(board: Leaderboard) -> list[tuple[str, str]]:
-    """(label, method) of the rows that were measured on some fold, in the suite's order."""
-    measured = {row.label for fold in _boards(board) for row in fold.rows if row.seeds}
-    return [(row.label, row.method) for row in board.suite.rows if row.label in measured]
-
-
-def _measured(board: Leaderboard) -> list[str]:
+def _measured(board: Leaderboard, rows: Folds) -> list[str]:
     """Columns that some fold has, and the distance that orders the table."""
-    rows = [row for fold in _boards(board) for row in fold.rows]
-    names = [name for name in board.suite.spec.columns if any(name in r.metrics for r in rows)]
-    return [*names, *([TOGETHER] if any(TOGETHER in row.derived for row in rows) else [])]
+    names = [*board.suite.spec.columns, TOGETHER]
+    return [name for name in names if any(_line(own, name) for own in rows.values())]
+
+
+def _line(rows: Sequence[BoardRow | None], name: str) -> dict[int, float]:
+    """Fold from 1 on -> mean, where it was measured."""
+    summaries = enumerate((_summary(row, name) for row in rows), 1)
+    return {number: summary.mean for number, summary in summaries if summary is not None}
+
+
+def _summary(row: BoardRow | None, name: str) -> Summary | None:
+    return None if row is None else (row.metrics | row.derived).get(name)
 
 
 def _title(board: Leaderboard, name: str) -> str:
     return board.rule.title if name == TOGETHER else board.specs[name].title
 
 
-def _rows(board: Leaderboard, label: str) -> Iterator[BoardRow | None]:
-    """A row at every fold."""
-    for fold in _boards(board):
-        yield next((row for row in fold.rows if row.label == label != FLOOR), None)
-
-
-def _summaries(board: Leaderboard, label: str, name: str) -> list[Summary | None]:
-    return [
-        None if row is None else (row.metrics | row.derived).get(name)
-        for row in _rows(board, label)
-    ]
-
-
-def _table(board: Leaderboard, name: str) -> Section:
+def _table(board: Leaderboard, rows: Folds, name: str) -> Section:
     digits = 2 if name == TOGETHER else board.specs[name].digits
-    heads = ["method", *(f"fold {number + 1}" for number in range(len(_boards(board))))]
-    rows = []
-    for label, _ in _labels(board):
-        cells = []
-        for row, summary in zip(_rows(board, label), _summaries(board, label, name), strict=True):
-            lost = f" ✗{len(row.diverged)}" if row is not None and row.diverged else ""
-            cells.append(spread(summary, digits) + lost)
-        rows.append([label, *cells])
-    content: Table = table(heads, rows)
+
+    def cell(row: BoardRow | None) -> str:
+        lost = f" ✗{len(row.diverged)}" if row is not None and row.diverged else ""
+        return spread(_summary(row, name), digits) + lost
+
+    heads = ["method", *(f"fold {number + 1}" for number in range(len(board.folds) + 1))]
+    content = table(heads, [[label, *map(cell, own)] for label, own in rows.items()])
     return Section(f"{_title(board, name)} by fold", content=content, depth=3)
 
 
-def _picture(board: Leaderboard, kind: str) -> Picture | None:
-    labels = _labels(board)
-    methods = [label for label, method in labels if method not in REFERENCES]
+def _picture(board: Leaderboard, rows: Folds, kind: str) -> Picture | None:
+    methods = {row.label: row.method for row in board.suite.rows if row.label in rows}
+    drawn = [label for label, method in methods.items() if method not in REFERENCES]
     panels = []
-    for name in _measured(board):
-        lines = {label: _line(board, label, name) for label, _ in labels}
-        references = {
-            DASHES[method]: lines[label] for label, method in labels if method in REFERENCES
-        }
+    for name in _measured(board, rows):
+        lines = {label: line for label, own in rows.items() if (line := _line(own, name))}
         panel = Panel(
             _title(board, name),
-            {label: lines[label] for label in methods if lines[label]},
-            (1, len(_boards(board))),
-            f"fold {len(_boards(board))}",
-            {dashes: line for dashes, line in references.items() if line},
+            {label: line for label, line in lines.items() if label in drawn},
+            (1, len(board.folds) + 1),
+            f"fold {len(board.folds) + 1}",
+            {DASHES[methods[k]]: line for k, line in lines.items() if k not in drawn},
         )
-        if panel.lines or panel.references:
-            panels.append(panel)
+        panels.append(panel)
     if not panels:
         return None
     title = f"{board.suite.name}: {kind} (mean of seeds; dashed: Retrain, dotted: Original)"
-    return Picture(draw(panels, methods, title), title, PICTURE)
-
-
-def _line(board: Leaderboard, label: str, name: str) -> dict[int, float]:
-    """Fold from 1 on -> mean, where it was measured."""
-    summaries = enumerate(_summaries(board, label, name), 1)
-    return {number: summary.mean for number, summary in summaries if summary is not None}
+    return Picture(draw(panels, drawn, title), title, PICTURE)

@@ -1,20 +1,22 @@
-"""Stored weights that nothing reads any more: their scores, records and facts stay."""
+"""What is removed from a store: weights that nothing reads any more, and rows to make again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import secrets
+from collections.abc import Collection, Iterator
 
 from stable_forgetting.benchmarks.audits.plan import probe_plan
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
 from stable_forgetting.benchmarks.suite.remembered import FILE
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.common.store.weights import WEIGHTS
 
 FILES = (WEIGHTS, "adapter.safetensors")
 """Of a stage's model: whole, or an adapter."""
-
 
 Weights = list[tuple[Stage, int]]
 """Stages, and the bytes of their weights."""
@@ -23,10 +25,8 @@ Weights = list[tuple[Stage, int]]
 def freeable(suite: ResolvedSuite, store: StageStore) -> Weights:
     """Complete stages of a suite whose weights no stage reads that is still to do.
 
-    Every suite that was run in the store is asked, as suites share stages.
-
-    Raises:
-        ConfigError: One of them cannot be read, for example without its plugin.
+    Every suite that was run in the store is asked, as suites share stages; one that cannot be
+    read, for example without its plugin, is an error.
     """
     files = sorted((store.root / "suites").glob(f"*/{FILE}"))
     suites = [suite, *(load_suite(str(file)) for file in files)]
@@ -39,7 +39,7 @@ def freeable(suite: ResolvedSuite, store: StageStore) -> Weights:
 
 
 def free(weights: Weights, store: StageStore) -> None:
-    """Deletes the weights of stages on which no other run works."""
+    """Deletes the weights of stages on which no other run works; scores and records stay."""
     for stage, _ in weights:
         with store.lease(stage.kind, stage.key) as ours:
             if ours:
@@ -80,3 +80,48 @@ def _size(stage: Stage, store: StageStore) -> int:
     folder = store.folder(stage.kind, stage.key)
     held = [folder / name for name in FILES if name in done.get("files", {})]
     return sum(path.stat().st_size for path in held if path.is_file())
+
+
+def remove_rows(suite: ResolvedSuite, labels: Collection[str], store: StageStore) -> int:
+    """Removes all that was made for rows, from trials to audits; counts the stages.
+
+    Splits and models that they start from stay.
+    """
+    for label in labels:
+        if label not in suite.spec.methods:
+            hint = did_you_mean(label, list(suite.spec.methods))
+            raise ConfigError(f"--fresh {label}: {suite.name} has no such row{hint}")
+    plan = make_plan(suite, store)
+    stages = {stage.key: stage for stage in _own(plan, labels)}
+    for stage in probe_plan(suite, store).stages():
+        if stage.kind == "audit" and stage.parents["model"].key in stages:
+            stages[stage.key] = stage
+    return sum(_remove(stage, store) for stage in stages.values())
+
+
+def _own(plan: Plan, labels: Collection[str]) -> Iterator[Stage]:
+    for fold in plan.folds:
+        yield from _own(fold, labels)
+    for result in plan.results:
+        if result.label in labels:
+            yield from (result.stage, result.stage.parents["scores"], result.stage.parents["model"])
+    for entry in plan.probes:
+        if entry.result.label in labels:
+            yield entry.stage
+    yield from (block.stage for block in plan.blocks if block.label in labels)
+
+
+def _remove(stage: Stage, store: StageStore) -> bool:
+    """Renames a stage's folder, which counts as not there, and lets the sweep remove it."""
+    folder = store.folder(stage.kind, stage.key)
+    scratch = store.scratch(stage.kind, stage.key)
+    if not (folder.exists() or scratch.exists()):
+        return False
+    with store.lease(stage.kind, stage.key) as free:
+        if not free:
+            raise ConfigError(f"--fresh: another run works on {stage.name}; wait for it")
+        for path in (folder, scratch):
+            if path.exists():
+                path.rename(folder.with_name(f".{folder.name}.{secrets.token_hex(4)}"))
+    store.sweep()
+    return True

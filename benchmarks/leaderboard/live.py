@@ -17,13 +17,14 @@ from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.position import Position, read_position
-from stable_forgetting.benchmarks.pipeline.schedule import EVENTS, SEEDS
+from stable_forgetting.benchmarks.pipeline.schedule import events_folder
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.report import curves, html
 from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.benchmarks.report.section import Picture, Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.errors import ConfigError, UserError
+from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
 
 HOST = "127.0.0.1"
@@ -48,7 +49,8 @@ def live_page(suite: ResolvedSuite, store: StageStore) -> str:
     parts = [Section(f"{suite.name}: {done} of {len(stages)}", (text,), depth=1)]
     if rows:
         parts.append(Section("Running", content=table(["training", "step", "loss", "left"], rows)))
-    lines = {stage.name: read_losses(events_of(suite, store, stage)) for stage, _ in running}
+    folders = {s.name: events_folder(Runtime(store=store.root), suite.name, s) for s, _ in running}
+    lines = {name: read_losses(folder) for name, folder in folders.items() if folder}
     drawn = _curves({name: values for name, values in lines.items() if values})
     if drawn is not None:
         parts.append(Section("Losses of the trainings under way", content=drawn))
@@ -66,11 +68,6 @@ def under_way(stages: Sequence[Stage], store: StageStore) -> list[tuple[Stage, P
     positions = [read_position(store.scratch(s.kind, s.key), since) for s in trained]
     pairs = zip(trained, positions, strict=True)
     return [(stage, at) for stage, at in pairs if at is not None]
-
-
-def events_of(suite: ResolvedSuite, store: StageStore, stage: Stage) -> Path:
-    """TensorBoard folder of a stage."""
-    return store.root / EVENTS / suite.name / SEEDS / Path(stage.name)
 
 
 def read_losses(folder: Path) -> dict[str, dict[int, float]]:
@@ -105,16 +102,7 @@ def _curves(read: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Picture | 
 
 
 def serve(suite: ResolvedSuite, store: StageStore, port: int) -> ThreadingHTTPServer:
-    """A server of the page on this machine alone.
-
-    Args:
-        suite: What is watched.
-        store: Where its stages are kept.
-        port: 0 takes a free one.
-
-    Raises:
-        ConfigError: The port is taken.
-    """
+    """A server of the page on this machine alone; port 0 takes a free one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

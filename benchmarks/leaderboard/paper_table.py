@@ -27,9 +27,6 @@ def main_table(
         columns: Heads in the order wanted, with or without arrow; all but marks where empty.
         names: Label of a row -> what the paper calls it.
         bold: Whether the best row of every column with an arrow is bold, references apart.
-
-    Raises:
-        ConfigError: There is no such column or row, or no table.
     """
     table = next((s.content for s in sections if isinstance(s.content, Table)), None)
     if table is None:
@@ -77,11 +74,10 @@ def _best(table: Table, place: int) -> set[str]:
     arrow = table.heads[place][-1:]
     if arrow not in tuple(ARROWS):
         return set()
-    costs = {
-        row[0]: cost
-        for row in table.rows
-        if row[0].split(" ")[0] not in REFERENCES and (cost := _cost(row[place], arrow)) is not None
-    }
+    references = {*table.marks, *REFERENCES}  # a report that was read back has no marks
+    methods = [row for row in table.rows if not references & {row[0], row[0].split(" ")[0]}]
+    known = {row[0]: _cost(row[place], arrow) for row in methods}
+    costs = {name: cost for name, cost in known.items() if cost is not None}
     return {name for name, cost in costs.items() if cost == min(costs.values())}
 
 

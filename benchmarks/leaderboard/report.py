@@ -9,7 +9,6 @@ from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.report import sections as audit_sections
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard, info_of
 from stable_forgetting.benchmarks.leaderboard.folds import fold_sections
-from stable_forgetting.benchmarks.leaderboard.orders import comparison_line, disagreement_line
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.settings import details_section, settings_sections
 from stable_forgetting.benchmarks.leaderboard.tables import (
@@ -21,11 +20,15 @@ from stable_forgetting.benchmarks.leaderboard.tables import (
 )
 from stable_forgetting.benchmarks.leaderboard.target import target
 from stable_forgetting.benchmarks.leaderboard.tuning import tuning_sections
-from stable_forgetting.benchmarks.leaderboard.verdicts import verdict_sections
+from stable_forgetting.benchmarks.leaderboard.verdicts import (
+    comparison_line,
+    disagreement_line,
+    verdict_sections,
+)
 from stable_forgetting.benchmarks.paper.report import published_sections
 from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED
 from stable_forgetting.benchmarks.report.cells import spread
-from stable_forgetting.benchmarks.report.section import Section, Table, filled
+from stable_forgetting.benchmarks.report.section import Section, filled
 from stable_forgetting.benchmarks.suite.goals import rule_sets
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
@@ -37,6 +40,7 @@ from stable_forgetting.common.measure.ranking import shares
 def sections(board: Leaderboard) -> list[Section]:
     """Everything that a leaderboard says, in order."""
     spec = board.suite.spec
+    title = f"{board.suite.name} (v{spec.version}, {board.digest}, measured)"
     missing = "" if board.complete else f"Incomplete: {board.missing} records are missing."
     if board.sweep and board.sweep.missing:
         missing = f"Incomplete; missing blocks of the grid: {board.sweep.missing}."
@@ -44,7 +48,7 @@ def sections(board: Leaderboard) -> list[Section]:
     if board.sweep is not None:
         body.append(Section(lines=tuple(inapplicable_lines(board))))
     return filled(
-        Section(_title(board), (spec.title,), depth=1),
+        Section(title, (spec.title,), depth=1),
         Section(text=(_provenance(board),), level="full"),
         Section(text=(pretraining_line(board), assumption_line(board))),
         Section(text=(missing,), tone="warning"),
@@ -86,27 +90,21 @@ def _of_rows(board: Leaderboard) -> list[Section]:
             )
         ),
         *verdict_sections(board),
-        *_tables(
-            (f"{gaps}, with 95 % CIs (t)", gap_table(board)),
-            ("Did the bound act?", dynamics_table(board)),
-            ("What did it cost?", cost_table(board)),
-            ("Further measurements", further_table(board)),
+        *(
+            Section(title, content=content, level="full")
+            for title, content in (
+                (f"{gaps}, with 95 % CIs (t)", gap_table(board)),
+                ("Did the bound act?", dynamics_table(board)),
+                ("What did it cost?", cost_table(board)),
+                ("Further measurements", further_table(board)),
+            )
+            if content.rows
         ),
         *settings_sections(board),
         details_section(board),
         *([Section("Attacks"), *audit_sections(board.audits)] if board.audits else ()),
         *(tuning_sections(board) if board.trials else ()),
     ]
-
-
-def _title(board: Leaderboard) -> str:
-    """Name, version, and the digest that tells suites of one name and version apart."""
-    return f"{board.suite.name} (v{board.suite.spec.version}, {board.digest}, measured)"
-
-
-def _tables(*titled: tuple[str, Table]) -> list[Section]:
-    """Sections of files alone; tables without rows are left out."""
-    return [Section(title, content=rows, level="full") for title, rows in titled if rows.rows]
 
 
 def _list(head: str, lines: Sequence[str]) -> Section:
@@ -133,23 +131,19 @@ def floor_line(board: Leaderboard) -> str:
     """The noise floor in words; empty where rows are ordered by goals."""
     if board.rule.goals:
         return ""
-    if board.floor.summary is None:
+    own, pooled, over = board.floor.summary, board.pooled.summary, ""
+    if own is None:
         return "Noise floor: unknown (retrains: 2 gives it)."
+    if pooled is not None and pooled.n > own.n:
+        over = f" Over all {pooled.n} pairs of this protocol in the store: {spread(pooled)}."
     seeds = ", ".join("?" if v is None else f"{v:.2f}" for v in board.floor.per_seed)
     second = next((row.derived for row in board.rows if row.label == FLOOR), {})
     of_axes = [f"{axis.title} {spread(second.get(axis.name))}" for axis in board.rule.axes]
     axes = f"; {', '.join(of_axes)}" if of_axes else ""
     return (
         f"Noise floor ({board.rule.title} of a second Retrain against the first): "
-        f"{spread(board.floor.summary)} [{seeds}]{axes}.{_pooled(board)}"
+        f"{spread(own)} [{seeds}]{axes}.{over}"
     )
-
-
-def _pooled(board: Leaderboard) -> str:
-    own, pooled = board.floor.summary, board.pooled.summary
-    if own is None or pooled is None or pooled.n <= own.n:
-        return ""
-    return f" Over all {pooled.n} pairs of this protocol in the store: {spread(pooled)}."
 
 
 def calibration_lines(board: Leaderboard) -> list[str]:

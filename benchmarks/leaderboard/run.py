@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 from stable_forgetting.benchmarks.audits.plan import probe_plan
 from stable_forgetting.benchmarks.costs.estimate import mends
 from stable_forgetting.benchmarks.leaderboard import board as boards
-from stable_forgetting.benchmarks.leaderboard.data import frame
+from stable_forgetting.benchmarks.leaderboard.data import row_lines, run_lines
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.report import sections
-from stable_forgetting.benchmarks.leaderboard.write import write_report
+from stable_forgetting.benchmarks.leaderboard.write import picture_of, write_report
 from stable_forgetting.benchmarks.pipeline.executors import executing
 from stable_forgetting.benchmarks.pipeline.schedule import Watcher, run_suite
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
@@ -79,15 +78,17 @@ class Leaderboard(boards.Leaderboard):
         Returns:
             By label of the row; ``distance`` is the mean over seeds, in the rule's unit.
         """
-        lines = frame(self, runs=runs)
+        import pandas
+
+        lines = pandas.DataFrame(run_lines(self) if runs else row_lines(self)).set_index("row")
         if full or runs:
             return lines
         shown = ["method", "seeds", *self.suite.spec.columns, "distance", "distance_std", "verdict"]
         return lines[[name for name in shown if name in lines]].dropna(axis="columns", how="all")
 
     def plot(self) -> Picture:
-        """How far every row is from a retrained model; ``.svg`` is the picture's text."""
-        return picture(self)
+        """How far every row is from a retrained model, or the cells of a grid, as ``.svg``."""
+        return picture_of(self)
 
     def __str__(self) -> str:
         """The compact tables in Markdown."""
@@ -160,11 +161,7 @@ def run(
 
 
 class Lines:
-    """Watches a run: a line on stderr when a stage is complete.
-
-    Args:
-        shown: Whether anything is written.
-    """
+    """Watches a run: a line on stderr when a stage is complete, if it is ``shown``."""
 
     def __init__(self, *, shown: bool):
         self.shown, self.total, self.done = shown, 0, 0
@@ -187,17 +184,7 @@ class Lines:
 def execute(
     suite: ResolvedSuite, runtime: Runtime, executor: Executor, watching: Watching
 ) -> tuple[boards.Leaderboard, dict[str, str]]:
-    """Runs a suite and writes its report.
-
-    Args:
-        suite: Resolved.
-        runtime: Where and on what.
-        executor: Who runs the stages.
-        watching: What makes the watcher of a run.
-
-    Returns:
-        Its board, and what failed.
-    """
+    """Runs a suite and writes its report: its board, and what failed."""
     store = StageStore(runtime.store)
     with _running(suite, runtime, watching) as watcher:
         work = [run_suite(suite, runtime, executor, watcher=watcher)]
@@ -243,7 +230,6 @@ def with_mends(suite: ResolvedSuite, text: str) -> str:
     """What failed; where memory of a card ran out, with what would lower it, as a plan counts."""
     if "OutOfMemoryError" not in text:
         return text
-
     known = mends(suite, text.partition("/")[0])
     if not known:
         ways = "accumulation, protocol.model.gradient_checkpointing, an adapter, or FSDP"

@@ -31,50 +31,29 @@ PAGE = "samples.html"
 def samples(
     board: Leaderboard, runtime: Runtime, labels: Sequence[str], *, seed: int, count: int
 ) -> list[Sample]:
-    """Forgotten samples of one seed, and the answers of some rows.
+    """Forgotten samples of one seed, and the answers of the rows of these labels.
 
     Classes are read from the stored scores; texts are written by the stored models.
-
-    Args:
-        board: Of a suite whose records are in the store.
-        runtime: Names the store.
-        labels: Rows whose models answer.
-        seed: Of the runs.
-        count: How many samples.
-
-    Raises:
-        DataError: A model or its scores are not in the store.
     """
     store = StageStore(runtime.store)
     stages = {label: board.stages[label, 0, seed] for label in labels}
     scores = {label: read_scores(store, stage)[FORGET] for label, stage in stages.items()}
-    places = most_different(scores, count)
-    contexts = _sites(board, runtime, labels, seed)
+    rows = {row.label: row.method for row in board.suite.rows}
+    methods = {label: own for label, own in scores.items() if rows[label] not in REFERENCES}
+    places = most_different(methods or scores, count)
+    results = make_plan(board.suite, store).results
+    own = [r for r in results if r.trial is None and (r.seed, r.replicate) == (seed, 0)]
+    contexts = {r.label: StageContext(r.stage, runtime) for r in own if r.label in labels}
     if all(score.probs is not None for score in scores.values()):
         return _image_samples(scores, places, contexts[labels[0]])
     return _text_samples(scores, places, contexts)
 
 
-def _sites(
-    board: Leaderboard, runtime: Runtime, labels: Sequence[str], seed: int
-) -> dict[str, StageContext]:
-    """Row label -> where its model and its data are read."""
-    results = make_plan(board.suite, StageStore(runtime.store)).results
-    own = [r for r in results if r.trial is None and (r.seed, r.replicate) == (seed, 0)]
-    return {r.label: StageContext(r.stage, runtime) for r in own if r.label in labels}
-
-
 def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
-    """Places of the samples whose true answer some methods know and others do not.
-
-    Args:
-        scores: Row label -> scores of the same samples.
-        count: How many places.
-    """
+    """Places of the samples whose true answer some rows know and others do not."""
     import numpy as np
 
-    methods = [score for label, score in scores.items() if label not in REFERENCES]
-    known = np.stack([score.probability for score in methods or scores.values()])
+    known = np.stack([score.probability for score in scores.values()])
     return [int(place) for place in np.argsort(-known.std(axis=0), kind="stable")[:count]]
 
 
@@ -92,13 +71,7 @@ def _image_samples(
 def class_sample(
     scores: Mapping[str, Scores], place: int, name: Callable[[int], str] = str
 ) -> Sample:
-    """One sample of a classification, from stored probabilities.
-
-    Args:
-        scores: Row label -> scores of the same samples.
-        place: Of the sample in them.
-        name: Of a class.
-    """
+    """One sample of a classification, from stored probabilities; ``name`` is that of a class."""
     first = next(iter(scores.values()))
     assert first.labels is not None
     label, answers = int(first.labels[place]), {}
@@ -137,19 +110,7 @@ def _text_samples(
 
 
 def write_samples(board: Leaderboard, runtime: Runtime, count: int = 100) -> list[Sample]:
-    """Writes the page of samples of the board's first seed, beside its report.
-
-    Args:
-        board: Of a suite whose records are in the store.
-        runtime: Names the store.
-        count: At most so many samples.
-
-    Returns:
-        The samples, with the answers of all rows.
-
-    Raises:
-        DataError: No model of that seed has stored scores.
-    """
+    """Writes the page of at most ``count`` samples of the board's first seed, beside its report."""
     seed = min(board.suite.spec.seeds)
     labels = [row.label for row in board.rows if (row.label, 0, seed) in board.stages]
     if not labels:
@@ -170,10 +131,11 @@ def sample_sections(board: Leaderboard, chosen: Sequence[Sample], seed: int) -> 
         f"{board.suite.spec.title}. Seed {seed}, {len(chosen)} samples of the forget set. The "
         "samples on which the methods differ most come first."
     )
+    rows = {row.label: row.method for row in board.suite.rows}
     legend = TEXT_LEGEND if any(sample.question for sample in chosen) else IMAGE_LEGEND
     return [
         Section(title, (first, legend), depth=1, level="full"),
-        Section(content=[marked(sample) for sample in chosen], level="full"),
+        Section(content=[marked(sample, rows) for sample in chosen], level="full"),
     ]
 
 
@@ -188,15 +150,18 @@ TEXT_LEGEND = (
 )
 
 
-def marked(sample: Sample) -> Sample:
-    """The sample as a reader sees it: Original and Retrain first, the others compared with it."""
+def marked(sample: Sample, methods: Mapping[str, str]) -> Sample:
+    """The sample as a reader sees it: Original and Retrain first, the others compared with it.
+
+    ``methods`` says which rows these are: label -> method.
+    """
     told = words(sample.truth) - words(sample.question) if sample.question else frozenset()
-    reference = sample.answers.get("retrain")
-    answers = {}
-    for who in sorted(sample.answers, key=lambda who: who not in REFERENCES):
+    retrains = (own for who, own in sample.answers.items() if methods[who] == "retrain")
+    reference, answers = next(retrains, None), {}
+    for who in sorted(sample.answers, key=lambda who: methods[who] not in REFERENCES):
         answer = sample.answers[who]
         same = reference is None or not _differs(answer, reference, told)
-        mark = "" if who in REFERENCES else "same" if same else "other"
+        mark = "" if methods[who] in REFERENCES else "same" if same else "other"
         answers[who] = replace(answer, mark=mark, recalled=told)
     return replace(sample, answers=answers)
 

@@ -15,7 +15,6 @@ from stable_forgetting.benchmarks.report.columns import DOCS
 from stable_forgetting.benchmarks.report.section import (
     Column,
     Detail,
-    Details,
     Section,
     filled,
     table,
@@ -80,7 +79,7 @@ def details_section(board: Leaderboard) -> Section:
         row_detail(board.suite.name, label, record.method, record.params, seeds)
         for label, record in first_records(board).items()
     ]
-    return Section(content=Details(tuple(items)), level="full") if items else Section()
+    return Section(content=items, level="full")
 
 
 def row_detail(

@@ -20,7 +20,7 @@ from stable_forgetting.benchmarks.report.cells import (
     spread,
 )
 from stable_forgetting.benchmarks.report.section import Column, Mark, Table, table
-from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.measure.verdict import MARGIN, Word
 
 NARROW_COLUMNS = 4
@@ -157,12 +157,8 @@ def _metric_heads(board: Leaderboard, names: Sequence[str]) -> list[Column]:
 
 def reference_marks(board: Leaderboard) -> dict[str, Mark]:
     """Row label -> how a reference row stands out."""
-    marks: dict[str, Mark] = {}
-    for row in board.rows:
-        if row.method in REFERENCES:
-            goal = row.method == "retrain" and row.label != FLOOR
-            marks[row.label] = "goal" if goal else "reference"
-    return marks
+    references = [row for row in board.rows if row.method in REFERENCES]
+    return {row.label: "goal" if row.target else "reference" for row in references}
 
 
 def value_cell(row: BoardRow, name: str, digits: int = 1, *, with_spread: bool = True) -> str:
@@ -172,7 +168,7 @@ def value_cell(row: BoardRow, name: str, digits: int = 1, *, with_spread: bool =
         return MISSING
     text = spread(summary, digits) if with_spread else number(summary.mean, digits)
     gap = row.gaps.get(name)
-    if gap is not None and not (row.method == "retrain" and row.label != FLOOR):
+    if gap is not None and not row.target:
         text += f" {gap.mean:+.{digits}f}"
     return text
 

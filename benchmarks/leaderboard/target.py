@@ -28,11 +28,11 @@ def target(board: Leaderboard, trajectories: Trajectories | None = None) -> Pict
         trajectories: Rows that were evaluated in training also have a path.
     """
     axes = BENCHMARKS[board.suite.spec.benchmark].sweep_axes
-    retrain = next((row for row in board.rows if _is_aim(row)), None)
+    retrain = next((row for row in board.rows if row.target), None)
     if axes is None or retrain is None:
         return None
     names = (axes.forgotten, axes.retained)
-    rows = [row for row in board.rows if not _is_aim(row) and set(names) <= set(row.gaps)]
+    rows = [row for row in board.rows if not row.target and set(names) <= set(row.gaps)]
     if not rows or not set(names) <= set(retrain.metrics):
         return None
     aims = [retrain.metrics[name].mean for name in names]
@@ -63,10 +63,6 @@ def target(board: Leaderboard, trajectories: Trajectories | None = None) -> Pict
         subtitle="middle: Retrain; bars: standard deviation over seeds; square-root axes",
     )
     return Picture(drawn, title)
-
-
-def _is_aim(row: BoardRow) -> bool:
-    return row.method == "retrain" and row.label != FLOOR
 
 
 def _path(by_seed: Mapping[int, Any], names: tuple[str, str], aims: list[float]) -> list[Place]:

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.derive import compares
 from stable_forgetting.benchmarks.pipeline.context import SCALARS
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores
 from stable_forgetting.benchmarks.pipeline.stage import Placed
@@ -21,7 +22,6 @@ from stable_forgetting.benchmarks.report.curves import Panel, draw
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.scores import load_scores
-from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.common.train.tracking import read_scalars
 
@@ -80,11 +80,7 @@ def _of_rows(board: Leaderboard, read: Callable[[Placed, int], Trajectory]) -> T
 
 
 def read_log(store: StageStore, model: Placed) -> list[dict[str, Any]]:
-    """Rows that a training logged; none where its stage is not there.
-
-    Raises:
-        Damaged: They are not what was written; the stage is set aside.
-    """
+    """Rows that a training logged; none where its stage is not there."""
     if store.done(model.kind, model.key) is None:
         return []
     return read_scalars(store.checked(model.kind, model.key, SCALARS) / SCALARS)
@@ -98,32 +94,17 @@ def _trajectory(
         values = {k.removeprefix(PREFIX): v for k, v in row.items() if k.startswith(PREFIX)}
         if values:
             steps[row["step"]] = {k: v for k, v in values.items() if v is not None}
-    if steps and target is not None:
-        for step, metrics in _compared(board, store, model, target, list(steps)).items():
-            steps[step] |= metrics
-    return steps
-
-
-def _compared(
-    board: Leaderboard,
-    store: StageStore,
-    model: Placed,
-    target: Placed,
-    steps: list[int],
-) -> dict[int, dict[str, float]]:
     benchmark = BENCHMARKS[board.suite.spec.benchmark]
-    if benchmark.compare.__func__ is Benchmark.compare.__func__:  # type: ignore[attr-defined]
-        return {}
-
+    if not steps or target is None or not compares(benchmark):
+        return steps
     theirs = read_scores(store, target)
-    compared: dict[int, dict[str, float]] = {}
-    for step in steps:
+    for step, metrics in steps.items():
         name = f"{TRAJECTORY}/{step:06d}.safetensors"
         path = store.checked(model.kind, model.key, name) / name
         if path.is_file():
-            metrics = benchmark.compare(board.suite.protocol, load_scores(path), theirs)
-            compared[step] = {k: v for k, v in metrics.items() if v is not None}
-    return compared
+            compared = benchmark.compare(board.suite.protocol, load_scores(path), theirs)
+            metrics |= {k: v for k, v in compared.items() if v is not None}
+    return steps
 
 
 def to_svg(board: Leaderboard, trajectories: Trajectories) -> str:
@@ -135,7 +116,7 @@ def to_svg(board: Leaderboard, trajectories: Trajectories) -> str:
     titles = {name: spec.title for name, spec in board.specs.items()}
     main = {name: titles[name] for name in board.suite.spec.columns}
     panels = _panels(trajectories, main) or _panels(trajectories, titles)
-    retrain = next((row.metrics for row in board.rows if row.label == "retrain"), {})
+    retrain = next((row.metrics for row in board.rows if row.target), {})
     dashed = [
         replace(panel, references={"4": dict.fromkeys(panel.ends, retrain[name].mean)})
         if name in retrain

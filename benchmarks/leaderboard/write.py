@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stable_forgetting.benchmarks.leaderboard import trajectory
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
-from stable_forgetting.benchmarks.leaderboard.data import runs_csv, to_csv, to_json
+from stable_forgetting.benchmarks.leaderboard.data import csv_text, row_lines, run_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.events import export_events
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.report import sections
@@ -23,11 +23,11 @@ from stable_forgetting.common.store.stages import StageStore
 FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "md": ("LEADERBOARD.md", lambda board: markdown.write(sections(board))),
     "tex": ("leaderboard.tex", lambda board: tex.write(sections(board))),
-    "csv": ("leaderboard.csv", to_csv),
-    "runs": ("runs.csv", runs_csv),
+    "csv": ("leaderboard.csv", lambda board: csv_text(row_lines(board))),
+    "runs": ("runs.csv", lambda board: csv_text(run_lines(board))),
     "json": ("leaderboard.json", lambda board: json_text(to_json(board))),
     "html": ("leaderboard.html", lambda board: html.write(sections(board))),
-    "svg": ("leaderboard.svg", lambda board: _picture(board).svg),
+    "svg": ("leaderboard.svg", lambda board: picture_of(board).svg),
 }
 """Name of a format -> its file, and what makes its text."""
 
@@ -35,7 +35,7 @@ RECORDS = "records.jsonl"
 """The file of all records of a suite."""
 
 
-def _picture(board: Leaderboard) -> Picture:
+def picture_of(board: Leaderboard) -> Picture:
     """The first that the report shows: of a suite with a grid its cells."""
     return picture(board) if board.sweep is None else sweep_picture(board.sweep)
 

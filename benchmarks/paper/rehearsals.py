@@ -69,13 +69,7 @@ def is_rehearsed(suite: ResolvedSuite) -> bool:
 
 
 def write_rehearsal(path: Path, suite: ResolvedSuite, seconds: float) -> None:
-    """Adds a suite, or replaces its entry.
-
-    Args:
-        path: Of the record.
-        suite: All of whose rows went well.
-        seconds: Of a CPU's time that it took.
-    """
+    """Adds a suite all of whose rows went well, in ``seconds`` of a CPU; or replaces its entry."""
     entry = {
         "digest": digest(suite),
         "date": datetime.date.today().isoformat(),

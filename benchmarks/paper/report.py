@@ -47,9 +47,6 @@ def published_sections(labels: Sequence[str], level: Level = "compact") -> list[
     """Per published table a section, and one of what in it does not follow from itself.
 
     They stand beside measured tables, never in them.
-
-    Raises:
-        ConfigError: No such table.
     """
     sections = []
     for label, rows, findings in _published(labels):
@@ -61,11 +58,7 @@ def published_sections(labels: Sequence[str], level: Level = "compact") -> list[
 
 
 def published_json(labels: Sequence[str]) -> list[dict[str, Any]]:
-    """The same as plain numbers: nothing here was measured.
-
-    Raises:
-        ConfigError: No such table.
-    """
+    """The same as plain numbers: nothing here was measured."""
     return [
         {
             "table": label,

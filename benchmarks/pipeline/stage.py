@@ -123,7 +123,7 @@ class Placed(Protocol):
         """Role -> what it was made of."""
 
 
-S = TypeVar("S", bound=Placed)
+S = TypeVar("S", bound=Placed, covariant=True)
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,7 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel], names: Sequence[str], title: str) -> str:
-    """The panels, :data:`COLUMNS` beside each other, with the names below them.
-
-    Args:
-        panels: Each with a line at least.
-        names: In the order of their colours.
-        title: Of the picture.
-    """
+    """The panels, each with a line at least, and below them the names in order of their colours."""
     columns = min(COLUMNS, len(panels))
     pitch = PANEL[1] + GAP
     bottom = TOP + pitch * -(-len(panels) // columns) - 10

@@ -13,7 +13,6 @@ from stable_forgetting.benchmarks.report.section import (
     Answer,
     Column,
     Detail,
-    Details,
     Picture,
     Sample,
     Section,
@@ -75,10 +74,10 @@ def _blocks(section: Section) -> Iterator[str]:
         yield from (f"<p>{_prose(text)}</p>" for text in [content.explanation] if text)
     elif isinstance(content, Picture):
         yield f'<figure class="scroll" aria-label="{escape(content.alt)}">{content.svg}</figure>'
-    elif isinstance(content, Details):
-        yield from map(_detail, content.items)
-    elif content is not None:
-        yield f'<div class="cards">{"".join(map(_sample, content))}</div>'
+    elif content:
+        samples = "".join(_sample(one) for one in content if isinstance(one, Sample))
+        yield from (_detail(one) for one in content if isinstance(one, Detail))
+        yield from (f'<div class="cards">{cards}</div>' for cards in [samples] if cards)
     if section.lines:
         yield "<ul>" + "".join(f"<li>{_prose(line)}</li>" for line in section.lines) + "</ul>"
 

@@ -107,7 +107,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Detail:
-    """More about one thing.
+    """More about one thing, folded away until a reader of a page asks.
 
     Attributes:
         place: What ``#place`` leads to; unique on a page.
@@ -120,13 +120,6 @@ class Detail:
     name: str
     text: str
     links: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Details:
-    """Things that are folded away until a reader asks; only a page shows them."""
-
-    items: tuple[Detail, ...]
 
 
 @dataclass(frozen=True)
@@ -174,7 +167,8 @@ class Section:
 
     Attributes:
         title: Heading; empty where the section continues the one before.
-        content: Table, picture, details or samples, below the text; only a page shows samples.
+        content: Table, picture, details or samples, below the text; only a page shows the
+            latter two.
         lines: List below both.
         level: ``compact`` sections are shown on a terminal too, ``full`` ones in files alone.
         depth: Depth of the heading, 1 for the report's own.
@@ -183,7 +177,7 @@ class Section:
 
     title: str = ""
     text: tuple[str, ...] = ()
-    content: Table | Picture | Details | Sequence[Sample] | None = None
+    content: Table | Picture | Sequence[Detail] | Sequence[Sample] | None = None
     lines: tuple[str, ...] = ()
     level: Level = "compact"
     depth: int = 2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 GREY = "#666"
+LEFT, WIDTH, PITCH, HEAD = 190, 520, 22, 64
+"""Of a picture with a row per line: room for labels, the axis, a row, the head."""
 
 
 def element(tag: str, *content: str, **attributes: object) -> str:
@@ -76,3 +78,30 @@ def picture(
         )
         + "\n"
     )
+
+
+def rows_picture(
+    rows: Sequence[Callable[[float], str]],
+    ticks: Sequence[tuple[str, float]],
+    band: tuple[float, float, str] | None,
+    *,
+    axis: str,
+    title: str,
+    subtitle: str,
+) -> str:
+    """A line per row, drawn at its y, above an axis from :data:`LEFT` to LEFT + WIDTH.
+
+    ``ticks`` are texts and places in x; ``band`` says from where to where noise goes, and a tip.
+    """
+    bottom, middle = HEAD + PITCH * len(rows), {"text_anchor": "middle", "fill": GREY}
+    body = []
+    if band:
+        start, end, told = band
+        place = {"x": start, "y": HEAD - 8, "width": max(end - start, 2.0)}
+        height = bottom - HEAD + 8
+        body.append(element("rect", tip(told), **place, height=height, fill="#d9ead3"))
+    body += [line((x, HEAD - 8), (x, bottom), stroke="#eee") for _, x in ticks]
+    body += [row(HEAD + PITCH * index + 8) for index, row in enumerate(rows)]
+    body += [text(x, bottom + 16, tick, **middle) for tick, x in ticks]
+    body.append(text(LEFT + WIDTH / 2, bottom + 34, axis, **middle))
+    return picture(LEFT + WIDTH + 30, bottom + 44, body, title=title, subtitle=subtitle)

@@ -54,8 +54,14 @@ def fitting(table: Table, console: Console) -> list[tuple[Table, bool]]:
         for tight in (False, True):
             if candidate is not None and _fits(candidate, console, tight=tight):
                 return [(candidate, tight)]
-    parts = pieces(table.narrow or table, console.width)
-    return [(p if _fits(p, console, tight=True) else _wrapping(p), True) for p in parts]
+    fitted = []
+    for part in pieces(table.narrow or table, console.width):
+        if not _fits(part, console, tight=True):
+            first, *others = part.columns
+            wrapping = (replace(column, kind="words") for column in others)
+            part = replace(part, columns=(first, *wrapping))
+        fitted.append((part, True))
+    return fitted
 
 
 def _fits(table: Table, console: Console, *, tight: bool) -> bool:
@@ -63,12 +69,6 @@ def _fits(table: Table, console: Console, *, tight: bool) -> bool:
         return sum(_widths(table)) <= console.width
     wide = console.options.update(max_width=100_000)
     return Measurement.get(console, wide, rich_table(table, tight=tight)).maximum <= console.width
-
-
-def _wrapping(table: Table) -> Table:
-    first, *others = table.columns
-    columns = (first, *(replace(column, kind="words") for column in others))
-    return replace(table, columns=columns)
 
 
 def _widths(table: Table) -> list[int]:
@@ -87,8 +87,6 @@ def _least(column: Column, index: int, texts: Sequence[str]) -> int:
 
 def rich_table(table: Table, *, tight: bool = False) -> RichTable:
     """A Rich table; ``tight`` for narrow terminals."""
-    from rich.table import Table as RichTable
-
     rich = RichTable(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0) if tight else (0, 1),

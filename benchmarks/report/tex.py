@@ -60,7 +60,8 @@ def write(sections: Sequence[Section]) -> str:
             label = _LABEL.sub("-", title.lower()).strip("-")
             blocks += _floats(section, section.content, title, label)
         else:
-            blocks += ["% " + line for line in _comments(section)]
+            paragraphs = [section.title, *section.text, *(f"- {line}" for line in section.lines)]
+            blocks += [f"% {line}" for text in paragraphs for line in text.splitlines()]
     return "\n".join(blocks) + "\n"
 
 
@@ -69,11 +70,6 @@ def escaped(text: str) -> str:
     text = _MINUS.sub("−", text.replace("\n", " "))
     text = "".join(SPECIAL.get(character, character) for character in text)
     return _BOLD.sub(r"\\textbf{\1}", _CODE.sub(r"\\texttt{\1}", text))
-
-
-def _comments(section: Section) -> Iterator[str]:
-    paragraphs = [section.title, *section.text, *(f"- {line}" for line in section.lines)]
-    yield from (line for text in paragraphs if text for line in text.splitlines())
 
 
 def _floats(section: Section, table: Table, heading: str, label: str) -> Iterator[str]:
@@ -87,7 +83,8 @@ def _floats(section: Section, table: Table, heading: str, label: str) -> Iterato
 
 def _float(table: Table, caption: str, label: str) -> str:
     columns = [column for column in table.columns if column.kind != "mark"]
-    kinds = "".join(map(_alignment, columns))
+    widths = {"number": "r", "words": "p{.3\\textwidth}"}
+    kinds = "".join(widths.get(column.kind, "l") for column in columns)
     rows = [_row(table, row) for row in table.rows]
     heads = " & ".join(escaped(column.head) for column in columns)
     return "\n".join(
@@ -110,10 +107,6 @@ def _float(table: Table, caption: str, label: str) -> str:
             "\\end{table*}",
         ]
     )
-
-
-def _alignment(column: Column) -> str:
-    return {"number": "r", "words": "p{.3\\textwidth}"}.get(column.kind, "l")
 
 
 def _row(table: Table, row: Sequence[str]) -> str:

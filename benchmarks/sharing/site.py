@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow
 from stable_forgetting.benchmarks.leaderboard.data import to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.leaderboard.picture import Dots, draw
+from stable_forgetting.benchmarks.leaderboard.picture import draw
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_detail
 from stable_forgetting.benchmarks.leaderboard.tables import READING
@@ -19,7 +20,6 @@ from stable_forgetting.benchmarks.report import html
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.section import (
     Detail,
-    Details,
     Picture,
     Section,
     Table,
@@ -70,7 +70,10 @@ def _shipped() -> Iterator[Page]:
         report = read_report(file.read_text("utf-8"))
         data = read_board(file.parent)
         distance = data["distance"]
-        rows = [Dots(row["row"], row["method"], row["ag_per_seed"]) for row in data["rows"]]
+        rows = [
+            BoardRow(row["row"], row["method"], ag_per_seed=row["ag_per_seed"])
+            for row in data["rows"]
+        ]
         floors = (data["floor"] or {}).get("per_seed", ())
         drawn = draw(data["suite"], distance["title"], distance["unit"], rows, floors)
         report, made = _made_how(report)
@@ -93,7 +96,7 @@ def _made_how(report: Sequence[Section]) -> tuple[list[Section], list[Section]]:
     start, rest, made = "Data: ", [], []
     for section in report:
         found = [text for text in section.text if text.startswith(start)]
-        made += [Details((Detail("made", "Data and versions", text),)) for text in found]
+        made += [[Detail("made", "Data and versions", text)] for text in found]
         rest.append(replace(section, text=tuple(t for t in section.text if t not in found)))
     return rest, [Section(content=details) for details in made]
 
@@ -137,16 +140,12 @@ def _linked(report: Sequence[Section], data: Mapping[str, Any]) -> list[Section]
     return pieces
 
 
-def _details(data: Mapping[str, Any]) -> Details:
+def _details(data: Mapping[str, Any]) -> list[Detail]:
     settings = data.get("settings", {})
-    return Details(
-        tuple(
-            row_detail(
-                data["suite"], row["row"], row["method"], settings.get(row["row"]), row["seeds"]
-            )
-            for row in _made(data)
-        )
-    )
+    return [
+        row_detail(data["suite"], row["row"], row["method"], settings.get(row["row"]), row["seeds"])
+        for row in _made(data)
+    ]
 
 
 def _made(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:

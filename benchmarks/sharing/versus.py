@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.data import csv_text
-from stable_forgetting.benchmarks.leaderboard.orders import NEGLIGIBLE
+from stable_forgetting.benchmarks.leaderboard.verdicts import NEGLIGIBLE
 from stable_forgetting.benchmarks.report.cells import MISSING, interval, number, significant
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board

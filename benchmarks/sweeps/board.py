@@ -6,8 +6,9 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
+from stable_forgetting.benchmarks.audits.derive import AuditTable
 from stable_forgetting.benchmarks.audits.stored import StoredPlan
 from stable_forgetting.benchmarks.pipeline.cells import Cell, Target
 from stable_forgetting.benchmarks.pipeline.grid import SIDES
@@ -28,17 +29,6 @@ from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import summarise
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
 from stable_forgetting.common.store.stages import StageStore
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.audits.derive import AuditTable
-
-
-class Titles(NamedTuple):
-    """Column heads of the three metrics that a sweep judges."""
-
-    forgotten: str
-    retained: str
-    utility: str
 
 
 @dataclass
@@ -75,21 +65,17 @@ class Sweep:
         return self.suite.accepts
 
     @property
-    def titles(self) -> Titles:
-        """Heads of the judged metrics, as the benchmark names them."""
+    def titles(self) -> SweepAxes:
+        """Heads of the judged metrics, as the benchmark names them, in the place of their names."""
         axes = self.rule.axes
         names = (axes.forgotten, axes.retained, axes.utility)
-        return Titles(*(self.metric(name).title for name in names))
+        forgotten, retained, utility = (self.metric(name).title for name in names)
+        return SweepAxes(forgotten, retained, utility, axes.tolerances)
 
     def metric(self, name: str) -> MetricSpec:
         """What the benchmark declares of one of its metrics."""
         metrics = BENCHMARKS[self.suite.spec.benchmark].metrics
         return next(metric for metric in metrics if metric.name == name)
-
-    @property
-    def further(self) -> tuple[MetricSpec, ...]:
-        """What probes of the suite make of a cell's metrics beside those of Original."""
-        return further_metrics(self.suite)
 
     def axis(self, label: str) -> str | None:
         """The parameter on a row's second axis."""
@@ -153,13 +139,7 @@ def _original(
 def related(
     suite: ResolvedSuite, cells: list[Cell] | None, original: Mapping[str, float | None] | None
 ) -> list[Cell] | None:
-    """The cells with what probes of the suite make of them beside Original.
-
-    Args:
-        suite: Which has the probes.
-        cells: Of a block; None where it is not there.
-        original: What the probes say of Original; None where that is not there.
-    """
+    """The cells of a block with what probes of the suite make of them beside Original."""
     if not cells or not original:
         return cells
     entries = suite.probes.values()

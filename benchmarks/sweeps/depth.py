@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stable_forgetting.benchmarks.audits.derive import AuditTable
 from stable_forgetting.benchmarks.report import curves
 from stable_forgetting.benchmarks.report.cells import MISSING, number
 from stable_forgetting.benchmarks.report.section import Column, Picture, Table, table
@@ -19,9 +20,6 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuit
 from stable_forgetting.benchmarks.sweeps.board import Sweep
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.bounded.phi import PHIS
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.audits.derive import AuditTable
 
 ABSOLUTE, FREE = "absolute", "none"
 LOSSES = {"cross_entropy": "ascent", "unlikelihood": "saturating loss"}

@@ -206,14 +206,10 @@ def derive_ceiling(
     seeds = tuple(sorted(set(first) & set(second)))
 
     def passes(scale: float) -> tuple[bool, ...]:
-        scaled = rule.scaled(scale)
-        return tuple(not judge(_as_cell(second[s], s), first[s], scaled) for s in seeds)
+        made = [Cell("", s, extension=False, lr=1, lam=1, step=0, metrics=second[s]) for s in seeds]
+        return tuple(not judge(cell, first[cell.seed], rule.scaled(scale)) for cell in made)
 
     return Ceiling(seeds, passes(1.0), passes(0.5), passes(2.0))
-
-
-def _as_cell(target: Target, seed: int) -> Cell:
-    return Cell("retrain*", seed, extension=False, lr=1.0, lam=1.0, step=0, metrics=target)
 
 
 @dataclass(frozen=True)

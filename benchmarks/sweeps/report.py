@@ -12,9 +12,9 @@ from stable_forgetting.benchmarks.pipeline.grid import SIDES, runs_together
 from stable_forgetting.benchmarks.report.cells import MISSING, number, significant, spread
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.sweeps.board import Sweep
+from stable_forgetting.benchmarks.sweeps.board import Sweep, further_metrics
 from stable_forgetting.benchmarks.sweeps.depth import depth_picture, depth_table
-from stable_forgetting.benchmarks.sweeps.derive import Ceiling, SweepComparison, SweepLine
+from stable_forgetting.benchmarks.sweeps.derive import SweepComparison, SweepLine
 from stable_forgetting.benchmarks.sweeps.draw import picture
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.gaps import summarise
@@ -53,17 +53,14 @@ def share_table(board: Sweep) -> Table:
     of = f"{retained} over the grid's cells"
     heads.append(Column(f"worst {retained}", doc=f"is the lowest {of}"))
     heads += [Column(f"median {retained}", doc=f"is the median {of}, mean over seeds"), "✗"]
-    further = board.further
+    further = further_metrics(board.suite)
     heads += [Column(m.title, doc=f"is the highest {m.doc}, over the cells") for m in further]
-    ceiling = [_ceiling_row(board.ceiling, len(further))] if board.ceiling.seeds else []
-    rows = [*ceiling, *(_share_row(line, further) for line in board.lines)]
+    rows, ceiling = [_share_row(line, further) for line in board.lines], board.ceiling
+    if ceiling.seeds:
+        rules = (ceiling.accepted, ceiling.strict, ceiling.loose)
+        passed = [f"{sum(flags)} of {len(flags)}" for flags in rules]
+        rows.insert(0, [CEILING, *passed, *[MISSING] * (5 + len(further))])
     return table(heads, rows, marks={CEILING: "goal"})
-
-
-def _ceiling_row(ceiling: Ceiling, further: int) -> list[str]:
-    rules = (ceiling.accepted, ceiling.strict, ceiling.loose)
-    passed = [f"{sum(flags)} of {len(flags)}" for flags in rules]
-    return [CEILING, *passed, *[MISSING] * (5 + further)]
 
 
 def _share_row(line: SweepLine, further: Sequence[MetricSpec]) -> list[str]:
@@ -218,7 +215,7 @@ def regime_sections(board: Sweep) -> list[Section]:
         (
             "Distance from Original",
             "Median ||dW|| / ||W0|| over the changed matrices.",
-            lambda cells: significant(_middle([c.delta_ratio for c in _finite(cells)])),
+            _moved,
         ),
         (
             "Where the bound acts",
@@ -261,8 +258,9 @@ def _finite(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if not cell.nonfinite]
 
 
-def _middle(values: Sequence[float | None]) -> float | None:
-    return median(given) if (given := [v for v in values if v is not None]) else None
+def _moved(cells: Sequence[Cell]) -> str:
+    known = [ratio for cell in _finite(cells) if (ratio := cell.delta_ratio) is not None]
+    return significant(median(known) if known else None)
 
 
 def _acting(cells: Sequence[Cell]) -> str:

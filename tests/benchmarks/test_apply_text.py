@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import shutil
@@ -17,12 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers every method
 from stable_forgetting.benchmarks.apply import Application, apply
-from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, UserError
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
 from stable_forgetting.common.bounded.attach import detach
 from stable_forgetting.common.bounded.files import load_adapter
 from stable_forgetting.language.apply.report import outcome
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.tokenizers import train_tokenizer
+from tests.benchmarks.test_apply import says, sha256
 
 NAMES = ("Ada", "Bruno", "Clara", "Dmitri", "Elena", "Farid", "Greta", "Hiro", "Ines", "Jonas")
 TOWNS = ("Oslo", "Lima", "Cairo", "Perth", "Quito", "Turin", "Basel", "Osaka", "Minsk", "Dakar")
@@ -163,10 +163,6 @@ def logits_of(model, words, text="Question: Where was Ada born?\nAnswer:"):
         return model(**words(text, return_tensors="pt")).logits
 
 
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -297,15 +293,6 @@ def test_what_is_forgotten_is_less_likely_after(request_):
     assert after["forget"]["probability"] < after["retain"]["probability"]
 
 
-def test_the_weight_change_is_that_of_the_files(world, done):
-    statement = done.statement
-    old = load_file(world / "gpt_neo" / "model.safetensors")
-    new = load_file(done.out / "model.safetensors")
-    moved = sum(float((new[k].double() - v.double()).square().sum()) for k, v in old.items())
-    base = sum(float(v.double().square().sum()) for v in old.values())
-    assert statement["weight_change"]["relative"] == pytest.approx((moved / base) ** 0.5, rel=1e-9)
-
-
 def test_ascent_needs_neither_retain_nor_test(world, request_):
     request = dataclasses.replace(
         request_, method="ascent", retain=None, test=None, params=("steps=3", "batch_size=4")
@@ -391,36 +378,6 @@ def test_one_of_several_methods_is_chosen_and_relearnt(world, request_):
     assert not [row for row in ROWS if row.get("answer", row.get("text")) in page]
 
 
-def test_the_seed_decides_every_bit(request_):
-    first = apply(request_)
-    again = apply(dataclasses.replace(request_, out=request_.out.with_name("again")))
-    other = apply(dataclasses.replace(request_, out=request_.out.with_name("other"), seed=2))
-    same = ("input", "output", "data", "before", "after", "weight_change", "dynamics", "reading")
-    assert {key: first.statement[key] for key in same} == {
-        key: again.statement[key] for key in same
-    }
-    assert first.statement["output"] != other.statement["output"]
-
-
-def test_divergence_leaves_an_statement_and_no_model(request_):
-    request = dataclasses.replace(request_, method="ascent", params=("steps=9", "lr=1e6"))
-    result = apply(request)
-    assert result.status == "diverged" and names_in(request.out) == ["statement.json"]
-    statement = json.loads((request.out / "statement.json").read_text())
-    assert statement["after"] is None and "no unlearned model" in statement["reading"]
-    assert statement["before"]["forget"]["exact_memorization"] > 90 and "output" not in statement
-
-
-def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
-    def fail(*_, **__):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("stable_forgetting.language.apply.checkpoint.CausalCheckpoint.write", fail)
-    with pytest.raises(OSError, match="disk full"):
-        apply(request_)
-    assert list(request_.out.parent.iterdir()) == []
-
-
 def test_a_collapse_and_an_unknown_text_are_told():
     row = {"loss": 9.0, "probability": 0.1, "exact_memorization": 3.0, "rouge_l_recall": None}
     statement = {
@@ -438,23 +395,9 @@ def test_a_collapse_and_an_unknown_text_are_told():
 # What cannot be done is said in one line ---------------------------------------------------------
 
 
-def says(request, error, *words):
-    with pytest.raises(error) as caught:
-        apply(request)
-    text = str(caught.value)
-    assert isinstance(caught.value, UserError) and "\n" not in text
-    for word in words:
-        assert word in text, text
-    assert not request.out.exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": "gd_sin"}, ["unknown method", "did you mean 'gd_sine'"]),
-        ({"params": ("stepz=3",)}, ["did you mean 'steps'"]),
-        ({"retain": None}, ["gd_sine", "--retain"]),
-        ({"method": "retrain", "params": ()}, ["from the start"]),
         ({"method": "random_label", "params": ()}, ["random labels", "another method"]),
         ({"method": "coun", "params": ()}, ["coun", "for vision benchmarks only; choose another"]),
         ({"method": "unsir", "params": ()}, ["class forgetting only", "ask for row forgetting"]),
@@ -467,7 +410,6 @@ def says(request, error, *words):
         ({"options": {"template": "llama3_chat"}}, ["<|begin_of_text|>"]),
         ({"options": {"arch": "vit"}}, ["arch is for images", "leave it out"]),
         ({"options": {"max_length": 97}}, ["97", "96 tokens"]),
-        ({"device": "abacus"}, ["device abacus"]),
     ],
 )
 def test_bad_requests(request_, changes, words):

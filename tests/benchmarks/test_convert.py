@@ -11,7 +11,7 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
-from stable_forgetting.benchmarks.apply import Conversion, apply, convert
+from stable_forgetting.benchmarks.apply import apply, convert
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from tests.benchmarks.test_apply import NAMES, request_, sha256, world  # noqa: F401
 
@@ -24,7 +24,7 @@ def state(world):  # noqa: F811
 def converted(tmp_path, content, name="vit.pth", **options):
     torch.save(content, tmp_path / name)
     out = tmp_path / "converted"
-    return out, convert(Conversion(tmp_path / name, out, **options))
+    return out, convert(tmp_path / name, out, **options)
 
 
 def test_a_pth_of_another_size_from_ddp_is_converted_and_unlearned(
@@ -88,7 +88,7 @@ def test_names_of_a_wrapper_are_named_with_the_mend(request_, state, tmp_path): 
     options = {"arch": "test_vit", "num_classes": 4, "image_size": 32}
     with pytest.raises(CheckpointError, match=r"begin with 'module\.'.*unlearn apply --convert"):
         apply(dataclasses.replace(request_, model=path, options=options))
-    convert(Conversion(path, tmp_path / "mended", arch="test_vit"))
+    convert(path, tmp_path / "mended", arch="test_vit")
     assert load_file(tmp_path / "mended/model.safetensors").keys() == state.keys()
 
 

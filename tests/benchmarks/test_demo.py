@@ -39,8 +39,8 @@ def scores(probabilities, probs=None):
 
 
 def test_the_samples_on_which_methods_differ_come_first():
-    known = {"original": scores([1, 1, 1]), "gd": scores([0, 0.5, 0.9])}
-    assert most_different({**known, "ft": scores([0.1, 0.5, 0.1])}, 2) == [2, 0]
+    known = {"gd": scores([0, 0.5, 0.9]), "ft": scores([0.1, 0.5, 0.1])}
+    assert most_different(known, 2) == [2, 0]
 
 
 def test_a_class_sample_says_each_models_answer_and_confidence():
@@ -50,16 +50,18 @@ def test_a_class_sample_says_each_models_answer_and_confidence():
 
 
 def test_an_image_is_marked_where_its_answer_is_not_retrains():
-    answers = {"gd": "7", "retrain": "6", "original": "4", "finetune": "6"}
+    answers = {"gd": "7", "gold": "6", "original": "4", "finetune": "6"}
+    methods = {who: who for who in answers} | {"gold": "retrain"}
     sample = Sample(3, "", "4", {who: Answer(a, 0.5, 0.1) for who, a in answers.items()})
-    marks = [(who, answer.mark) for who, answer in marked(sample).answers.items()]
-    assert marks == [("retrain", ""), ("original", ""), ("gd", "other"), ("finetune", "same")]
+    marks = [(who, answer.mark) for who, answer in marked(sample, methods).answers.items()]
+    assert marks == [("gold", ""), ("original", ""), ("gd", "other"), ("finetune", "same")]
 
 
 def test_a_text_is_marked_where_it_recalls_what_retrain_does_not_know():
     answers = {"retrain": "Paris is large", "gd": "Berlin, 1929", "npo": "Born, in Paris"}
     told = {who: Answer(text, 0.5, 0.5) for who, text in answers.items()}
-    answers = marked(Sample(3, "Where was Kim born?", "Kim was born in Berlin", told)).answers
+    sample = Sample(3, "Where was Kim born?", "Kim was born in Berlin", told)
+    answers = marked(sample, {who: who for who in told}).answers
     marks = {who: answer.mark for who, answer in answers.items()}
     assert marks == {"retrain": "", "gd": "other", "npo": "same"}
     assert answers["gd"].recalled == {"berlin"}

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stable_forgetting.benchmarks.leaderboard.data import to_csv, to_json
+from stable_forgetting.benchmarks.leaderboard.data import row_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.leaderboard.orders import disagreement_line
 from stable_forgetting.benchmarks.leaderboard.report import floor_line, inapplicable_lines, sections
 from stable_forgetting.benchmarks.leaderboard.tables import main_table
+from stable_forgetting.benchmarks.leaderboard.verdicts import disagreement_line
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.cells import spread
@@ -379,6 +379,6 @@ def test_a_method_for_another_scenario_is_not_applicable_and_is_not_run(board_of
     told = "novo: not applicable (for class forgetting only)"
     assert inapplicable_lines(board) == [told] and told in markdown.write(sections(board))
     assert to_json(board)["rows"][-1]["inapplicable"] == "for class forgetting only"
-    assert "novo" not in to_csv(board)
+    assert "novo" not in {line["row"] for line in row_lines(board)}
     class_board = board_of(table, methods=methods)
     assert class_board.missing == 2 and all(not r.inapplicable for r in class_board.rows)

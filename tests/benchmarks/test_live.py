@@ -11,17 +11,13 @@ import urllib.request
 
 import pytest
 
-from stable_forgetting.benchmarks.leaderboard.live import (
-    events_of,
-    live_page,
-    read_losses,
-    serve,
-    under_way,
-)
+from stable_forgetting.benchmarks.leaderboard.live import live_page, read_losses, serve, under_way
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.position import PositionFile
+from stable_forgetting.benchmarks.pipeline.schedule import events_folder
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
 
 
@@ -42,12 +38,7 @@ def test_a_training_that_runs_is_shown_with_its_step(begun):
     running = under_way(list(make_plan(suite, store).stages()), store)
     assert [s.key for s, _ in running] == [stage.key]
     page = live_page(suite, store)
-    assert (
-        "0 of " in page
-        and "3 of 12" in page
-        and stage.name in page
-        and "http-equiv='refresh'" in page
-    )
+    assert all(text in page for text in ("0 of ", "3 of 12", stage.name, "http-equiv='refresh'"))
 
 
 def test_a_training_without_a_step_for_long_is_not_running(begun, monkeypatch):
@@ -61,12 +52,13 @@ def test_losses_come_from_the_events_of_a_training(begun):
     from torch.utils.tensorboard import SummaryWriter
 
     suite, store, stage = begun
-    with SummaryWriter(str(events_of(suite, store, stage))) as writer:
+    folder = events_folder(Runtime(store=store.root), suite.name, stage)
+    with SummaryWriter(str(folder)) as writer:
         for step in (1, 2):
             writer.add_scalar("loss/retain_loss", 1 / step, step)
             writer.add_scalar("lr", 0.1, step)
-    assert read_losses(events_of(suite, store, stage)) == {"retain_loss": {1: 1.0, 2: 0.5}}
-    assert read_losses(events_of(suite, store, stage) / "none") == {}
+    assert read_losses(folder) == {"retain_loss": {1: 1.0, 2: 0.5}}
+    assert read_losses(folder / "none") == {}
     assert "<svg" in live_page(suite, store)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -96,12 +95,6 @@ def test_a_clip_acts_from_its_threshold_on(tiny, clip, acting):
             parameter.data.fill_(0.2)  # every argument is 8 * 0.2^2 = 0.32, below 0.5
     assert _AtBall().share(model) == Shares(acting, 0.0)
     assert adapter_statistics(model)["bound_active"] == acting
-
-
-def test_shares_are_columns_of_a_cell():
-    assert (
-        dataclasses.is_dataclass(Cell) and set(Shares._fields) <= Cell.__dataclass_fields__.keys()
-    )
 
 
 def test_the_share_at_a_threshold_counts_entries(tiny):

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from stable_forgetting.benchmarks.cli import report
+from stable_forgetting.benchmarks.leaderboard.paper_table import main_table
 from stable_forgetting.benchmarks.report import markdown
-from stable_forgetting.benchmarks.report.section import Table
+from stable_forgetting.benchmarks.report.section import Section, Table, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 from stable_forgetting.benchmarks.report.terminal import fitting, rich_table, show
 
@@ -70,6 +71,12 @@ def test_no_table_is_cut_at_any_width(width):
             for row in piece.rows:
                 cells = [re.escape(cell) for cell in row if cell]
                 assert re.search(r"\s+".join(cells), own.file.getvalue()), (name, row)
+
+
+def test_a_reference_of_any_name_is_never_the_best_row():
+    shown = table(["method", "AG4 ↓"], [["gold", "0.0"], ["gd", "1.0"]], marks={"gold": "goal"})
+    (made,) = main_table([Section(content=shown)], (), {}, bold=True)
+    assert [row[1] for row in made.content.rows] == ["0.0", "**1.0**"]
 
 
 def test_a_papers_table_has_chosen_columns_names_and_the_best_bold(cli, tmp_path):

@@ -12,7 +12,7 @@ from stable_forgetting.common.train.tracking import read_scalars
 
 ROWS = {
     "original": None,
-    "retrain": None,
+    "gold": {"method": "retrain"},
     "gd": {"params": {"evaluate_every": 2, "steps": 5}},
     "ball": {"method": "gd_ball", "params": {"steps": 5}},
 }
