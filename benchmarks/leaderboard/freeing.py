@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from stable_forgetting.benchmarks.audits.plan import probe_plan
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
-from stable_forgetting.benchmarks.suite.remembered import FILE
+from stable_forgetting.benchmarks.suite.remembered import FILE, remembered
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError
@@ -28,8 +28,8 @@ def freeable(suite: ResolvedSuite, store: StageStore) -> Weights:
     Every suite that was run in the store is asked, as suites share stages; one that cannot be
     read, for example without its plugin, is an error.
     """
-    files = sorted((store.root / "suites").glob(f"*/{FILE}"))
-    suites = [suite, *(load_suite(str(file)) for file in files)]
+    names = sorted(file.parent.name for file in (store.root / "suites").glob(f"*/{FILE}"))
+    suites = [suite, *(load_suite(remembered(name, store.root)) for name in names)]
     needed = {
         key for each in suites for plan in _plans(each, store) for key in _needed(plan, store)
     }

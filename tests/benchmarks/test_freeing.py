@@ -9,6 +9,7 @@ import pytest
 
 from stable_forgetting.benchmarks.leaderboard.freeing import FILES, freeable
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.suite.remembered import suite_files
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.store.stages import DONE, FREED, StageStore
 
@@ -49,6 +50,15 @@ def test_a_finished_suite_keeps_its_records_alone(filled, cli):
     again = cli("run", path, "--store", store, "--free-weights", "--workers", 1)
     assert "0.0 MB of weights in 0 stages" in again.out and again.code == 0
     assert all(not problem for _, problem in StageStore(store).verify())
+
+
+def test_a_built_in_suite_may_lie_in_the_same_store(filled):
+    """Its file there is no suite of the user's, which may not have a built-in name."""
+    path, store = filled
+    (store / "suites" / "digits-random").mkdir()
+    for name, text in suite_files(load_suite("digits-random")).items():
+        (store / "suites" / "digits-random" / name).write_text(text)
+    assert freeable(load_suite(str(path)), StageStore(store))
 
 
 def test_a_suite_that_cannot_be_read_stops_no_plan(filled, cli):
