@@ -55,11 +55,6 @@ for _name, _target, _summary in (
 def make_audit(name: str, settings: Mapping[str, Any] | None, origin: str) -> Audit:
     """An audit with its config.
 
-    Args:
-        name: Registered name.
-        settings: Overrides of its defaults.
-        origin: Where they were written, for the error.
-
     Raises:
         ConfigError: An unknown attack or setting.
     """

@@ -329,10 +329,6 @@ class ModelAudit(Audit):
     def advantage(self, row: Measures, retrain: Measures) -> float | None:
         """How much more of the forgotten a row shows than Retrain under the same attack, in points.
 
-        Args:
-            row: Measures of the row.
-            retrain: Those of Retrain.
-
         Returns:
             The largest difference over the measures that say so; None where none does.
         """

@@ -11,12 +11,7 @@ from stable_forgetting.common.data.batch import Batch, Source
 
 
 class Elsewhere:
-    """A source whose samples are moved by one fixed permutation.
-
-    Args:
-        source: Of the samples; one whose entries are names renames them itself (``renamed``).
-        seed: Of the permutation.
-    """
+    """A source whose samples are moved by one fixed permutation."""
 
     def __init__(self, source: Source, seed: int):
         self.source, self.seed = source, seed

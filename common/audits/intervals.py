@@ -21,11 +21,6 @@ def clopper_pearson(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Exact two-sided interval of a proportion (Clopper and Pearson, 1934).
 
-    Args:
-        successes: Number of successes, of any shape.
-        n: Trials, at least 1.
-        confidence: Coverage.
-
     Returns:
         (low, high), of the shape of ``successes``, in [0, 1].
     """

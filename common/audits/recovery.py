@@ -243,10 +243,6 @@ def held_out(task: AuditTask, model: nn.Module, table: Mapping[str, Part]) -> Me
 def requantise(weight: Tensor, bits: int) -> Tensor:
     """Symmetric rounding with one scale per output row; each entry moves by at most scale / 2.
 
-    Args:
-        weight: (k, ...) weights.
-        bits: Of the signed integer, at least 2.
-
     Returns:
         scale * round(weight / scale), scale = max |row| / (2^(bits-1) - 1), of the same shape.
     """

@@ -48,9 +48,6 @@ BLOCK = 64
 def normal_float(weight: Tensor) -> Tensor:
     """The nearest NF4 values: max |w| of each block of 64 entries times one of :data:`NF4`.
 
-    Args:
-        weight: Of any shape.
-
     Returns:
         The rounded weight, of the same shape; a block of zeros stays zero.
     """

@@ -89,10 +89,6 @@ def attach(
 def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
     """Names of the layers that patterns match, in the model's order.
 
-    Args:
-        model: Any module.
-        targets: Glob patterns on module names.
-
     Raises:
         ConfigError: A pattern matches nothing, or something that is not a linear layer.
     """

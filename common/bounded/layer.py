@@ -55,12 +55,6 @@ def shared_weight(
 ) -> Tensor | None:
     """The layer's effective weight (k, d) in ``dtype``, built on first use; None outside a scope.
 
-    Args:
-        layer: Around which a scope may be open.
-        factors: A and Bt, which must stay as they are.  (A start is a constant that DDP rewrites.)
-        dtype: Of the weight.
-        build: dtype -> the weight.
-
     Raises:
         RuntimeError: The factors changed inside the scope.
     """
@@ -136,10 +130,6 @@ class BoundedLinear(nn.Module):
 
         ``dW = outer phi(inner A Bt) - outer phi(inner A0 Bt0)`` is zero right after this call.
         The start is saved, loaded and merged with the adapter; it doubles :attr:`entry_bound`.
-
-        Args:
-            A: (k, r).
-            Bt: (r, d).
         """
         assert A.shape == self.A.shape and Bt.shape == self.Bt.shape, (
             "a start has A's and Bt's shape"

@@ -61,10 +61,6 @@ def odd_polynomial(phi: str, reach: float) -> OddPolynomial | None:
     """The shortest polynomial whose error is at most :data:`TOLERANCE`; None where none is.
 
     phi(z) / z is interpolated in z^2 at Chebyshev points, close to the best that a degree allows.
-
-    Args:
-        phi: Name of an odd function of ``PHIS``.
-        reach: c > 0.
     """
     for degrees in DEGREES:
         fitted = _fit(phi, reach, degrees)

@@ -151,12 +151,6 @@ def build_weight(
 ) -> Tensor:
     """``W0 + outer * (phi(inner * A Bt) - phi(inner * A0 Bt0))``, in float32, rounded once.
 
-    Args:
-        weight: Frozen W0, (k, d), any strides and float dtype; None is zero.
-        update: dW.
-        dtype: Of the result.
-        tiles: Sizes of one program's tile.
-
     Returns:
         (k, d), contiguous.
     """

@@ -58,11 +58,6 @@ def check_benchmark(
 ) -> list[CheckResult]:
     """Every promise of a registered benchmark under one protocol, without training anything.
 
-    Args:
-        name: Registered name.
-        config: The protocol; its data must be there.
-        runtime: Where and on what.
-
     Raises:
         ConfigError: No such benchmark, or the protocol is not valid.
         DataError: The data is missing.

@@ -253,14 +253,7 @@ class TinyProblem(ModelFamily):
     def task(
         self, model: nn.Module, scenario: str, seed: int, access: frozenset[str]
     ) -> WatchedTask:
-        """A task around ``model``.
-
-        Args:
-            model: What the method may change.
-            scenario: ``class`` or ``random``.
-            seed: Of the run.
-            access: Parts that the method may read.
-        """
+        """A task around ``model``."""
         return WatchedTask(
             model=model,
             data=DataAccess(self.source(), self.split(scenario), access),

@@ -256,11 +256,6 @@ class PairedLoader(Loader):
     Sample i of the leader's index set has sample ``i mod len(indices)`` of this set as partner, so
     of a longer set only the beginning is used.  Both draw the same order from generators in the
     same state, so neither needs the other while it runs, resumes or is sharded.
-
-    Args:
-        leader: Whose order is followed; it has drawn nothing yet.
-        source: Where partners come from.
-        indices: Int64 index set of the partners.
     """
 
     def __init__(self, leader: Loader, source: Source, indices: np.ndarray):

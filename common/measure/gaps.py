@@ -163,13 +163,7 @@ class Floor:
 def retrain_floor(
     first: Sequence[Row], second: Sequence[Row], distance: Callable[[Row, Row], float | None]
 ) -> Floor:
-    """The noise floor of AG: second Retrain against first, seed by seed.
-
-    Args:
-        first: Metrics of the Retrain that methods are compared with, one row per seed.
-        second: Metrics of an independent Retrain on the same splits, in the same order.
-        distance: (row, target) -> AG.
-    """
+    """The noise floor of AG: second Retrain against first, seed by seed."""
     ags = tuple(distance(row, target) for row, target in zip(second, first, strict=True))
     measured = [value for value in ags if value is not None]
     return Floor(ags, summarise(measured) if measured else None)

@@ -189,13 +189,7 @@ class GoalRule:
         return None if None in answers else True
 
     def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
-        """The distance to the goals (see the class); None while something is unknown.
-
-        Args:
-            row: Metrics of one model.
-            references: Of the same seed.
-            trial: A tuning trial: :attr:`trial_utility` stands for the utility.
-        """
+        """The distance to the goals (see the class); None while something is unknown."""
         excesses = [goal.excess(row, references) for goal in self.goals]
         utility = (self.trial_utility if trial else "") or self.utility
         lost = _lost(row, references.original, utility)
@@ -228,12 +222,7 @@ def _lost(row: Row, original: Row | None, metric: str) -> float | None:
 
 @dataclass(frozen=True)
 class Criterion:
-    """One rule of a rule set.
-
-    Attributes:
-        name: Such as ``C1``.
-        goal: What has to be reached.
-    """
+    """One rule of a rule set."""
 
     name: str
     goal: Goal

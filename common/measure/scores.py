@@ -290,12 +290,7 @@ def _margin(z: Tensor, chosen: Tensor) -> Tensor:
 
 
 def auc(positives: np.ndarray, negatives: np.ndarray) -> float:
-    """P(positive > negative), ties counted half, in percent; 50 is chance.
-
-    Args:
-        positives: (N,) scores.
-        negatives: (M,) scores.
-    """
+    """P(positive > negative), ties counted half, in percent; 50 is chance."""
     ordered = np.sort(negatives)
     below = np.searchsorted(ordered, positives, side="left")
     upto = np.searchsorted(ordered, positives, side="right")

@@ -134,9 +134,6 @@ def odd_one_out(scores: np.ndarray) -> float:
     The share of all ways to name one member of each seed the model whose mean oddness is at least
     the model's.  Exact by enumeration, in two halves, of up to 2^20 ways each; by a fixed draw of
     2^16 ways, the model's own among them, beyond.
-
-    Args:
-        scores: (n, K + 1) :func:`oddness`, the model's in column 0.
     """
     n, count = scores.shape
     least = float(scores[:, 0].sum()) - _TIE * max(1.0, float(np.abs(scores).sum()))
@@ -158,11 +155,7 @@ def _sums(scores: np.ndarray) -> np.ndarray:
 
 
 def odd_seeds(scores: np.ndarray) -> float:
-    """On how many seeds the model is the odd one out; k members that tie count 1/k each.
-
-    Args:
-        scores: (n, K + 1) :func:`oddness`, the model's in column 0.
-    """
+    """On how many seeds the model is the odd one out; k members that tie count 1/k each."""
     largest = scores >= scores.max(1, keepdims=True) - _TIE
     return float((largest[:, 0] / largest.sum(1)).sum())
 
@@ -222,12 +215,7 @@ def holm_by_key(p: Mapping[Key, float | None]) -> dict[Key, float]:
 
 
 def judge(rows: Mapping[str, Evidence], *, margin: float = MARGIN) -> dict[str, Verdict]:
-    """The verdicts of a table's rows, corrected for how many they are.
-
-    Args:
-        rows: Label -> what it rests on.
-        margin: Log ratio below which a model counts as near.
-    """
+    """The verdicts of a table's rows, corrected for how many they are."""
     scores = {label: oddness(row.averages, row.resolution) for label, row in rows.items()}
     answers = {
         label: oddness(row.answers, _TIE)[:, 0]  # a mean over samples has no smallest step

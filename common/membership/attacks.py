@@ -97,12 +97,6 @@ def svc_attack(
     """The SVC attack of SalUn's lineage: RBF kernel, C = 3, gamma = 1 / d, no scaling.
 
     The optimum is that of scikit-learn's fit; how it is found is :mod:`common.membership.svc`'s.
-
-    Args:
-        members: Samples that the model was trained on and keeps.
-        nonmembers: Samples that it never saw, as many as members.
-        targets: The forget set.
-        feature: One of :data:`FEATURES`.
     """
     from stable_forgetting.common.membership.svc import fit_svc
 
@@ -152,12 +146,7 @@ def _clipped_margin(scores: Scores) -> np.ndarray:
 
 
 def loss_threshold_attack(forget_loss: np.ndarray, test_loss: np.ndarray) -> LossAttackResult:
-    """Calls a sample a member if its loss is low (Yeom et al., 2018), over all thresholds.
-
-    Args:
-        forget_loss: (N,) losses of the forget set.
-        test_loss: (M,) losses of samples never trained on.
-    """
+    """Calls a sample a member if its loss is low (Yeom et al., 2018), over all thresholds."""
     positives = np.sort(np.asarray(forget_loss, dtype=np.float64))
     negatives = np.sort(np.asarray(test_loss, dtype=np.float64))
     assert len(positives) and len(negatives), "both sides need samples"
@@ -196,13 +185,6 @@ def membership_metrics(
     Members are a class-balanced draw of ``trained``, non-members one of ``unseen``, both as large
     as the smaller of the two.  Where that leaves some out, attacks that are fitted are fitted on
     :data:`DRAWS` draws, and their numbers are means: one draw moves the SVC's by several points.
-
-    Args:
-        targets: The samples under attack: the forget set.
-        trained: Samples that the model was trained on and keeps.
-        unseen: Samples that it was never trained on.
-        seed: Seed of the draws.
-        features: SVC features to run (tuning needs ``confidence`` only).
 
     Returns:
         ``mia`` and ``mia_bacc`` (confidence), ``mia_<feature>`` for the others, ``mia_logistic``,

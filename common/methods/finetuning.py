@@ -230,12 +230,7 @@ class WeightDistance(UnlearningMethod):
 
 
 def distance(model: nn.Module, start: list[Tensor]) -> Tensor:
-    """sqrt(mean((theta - theta_0)^2) + eps) over all parameters.
-
-    Args:
-        model: Its parameters are theta.
-        start: theta_0, in their order.
-    """
+    """sqrt(mean((theta - theta_0)^2) + eps) over all parameters."""
     import torch
 
     parameters = list(model.parameters())

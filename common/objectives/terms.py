@@ -220,12 +220,7 @@ class WithoutTheLabel:
 
 @dataclass(frozen=True)
 class FDivergence:
-    """One divergence.
-
-    Attributes:
-        gain: g, of the probability of preferred answers.
-        cost: f*(g(.)), of the probability of unwanted ones.
-    """
+    """One divergence."""
 
     gain: Callable[[Tensor], Tensor]
     cost: Callable[[Tensor], Tensor]

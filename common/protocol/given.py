@@ -146,11 +146,7 @@ class GivenBenchmark(Benchmark):
         """The statement's ``input``, ``data``, and what else tells this application from others."""
 
     def doubt(self, before: Mapping[str, Any]) -> str:
-        """Why the given model does not seem to fit the samples; empty where it does.
-
-        Args:
-            before: What was measured of it.
-        """
+        """Why the given model does not seem to fit the samples; empty where it does."""
         return ""
 
     @abstractmethod

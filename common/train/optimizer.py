@@ -91,11 +91,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rates: Tensor) -> None:
-        """Moves every parameter and clears its gradient.
-
-        Args:
-            rates: float64, () or broadcastable over the parameters, such as (K, 1, 1).
-        """
+        """Moves every parameter and clears its gradient."""
         self.count += 1
         beta1, beta2 = BETAS
         correction = 1 - beta1**self.count, (1 - beta2**self.count) ** 0.5

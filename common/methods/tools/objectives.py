@@ -231,13 +231,6 @@ def learn_noise(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Noise inputs and labels of all classes.
 
-    Args:
-        task: Its model is the one to be repelled; it is not changed.
-        classes: One set of noise each.
-        samples: Noise samples per class, M.
-        config: Length and rate.
-        decay: Weight of the squared norm.
-
     Returns:
         Name -> (len(classes) * M, ...) and (len(classes) * M,) int64, on the source's device.
     """

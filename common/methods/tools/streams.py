@@ -13,11 +13,7 @@ from stable_forgetting.common.data.loader import ChainedLoader, Loader
 
 
 class Members:
-    """Which samples of a batch belong to an index set.
-
-    Args:
-        indices: The set, int64.
-    """
+    """Which samples of a batch belong to an index set."""
 
     def __init__(self, indices: np.ndarray):
         self.indices = torch.as_tensor(indices, dtype=torch.int64)
