@@ -107,7 +107,7 @@ class UnlearningMethod(ABC):
 
     @classmethod
     def empty_model(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
-        """What the weights of a result are loaded into: one model, unless a subclass joins several."""
+        """What a result's weights are loaded into: one model, unless a subclass joins several."""
         return build()
 
     @classmethod

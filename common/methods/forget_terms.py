@@ -87,7 +87,7 @@ class Delete(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Distillation without the label; cross-entropy has the divergence's gradient."""
-        return objectives.SelfDistillation(task.reference(), math.inf, self.over)
+        return objectives.self_distillation(task.reference(), math.inf, self.over)
 
 
 PUBLISHED: Mapping[str, Any] = {
@@ -207,7 +207,7 @@ class Undial(ForgetRetainMethod):
         """Self-distillation."""
         config, masked = self.config, self.config.compat == "none"
         over: objectives.Average = config.average if masked else "tokens"
-        return objectives.SelfDistillation(task.reference(), config.strength, over, masked)
+        return objectives.self_distillation(task.reference(), config.strength, over, masked)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat``; those without a label are marked."""
@@ -238,7 +238,7 @@ class WGA(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Weighted ascent."""
-        return objectives.WeightedAscent(self.config.beta, 0.0, self.config.average)
+        return objectives.weighted_ascent(self.config.beta, 0.0, self.config.average)
 
 
 class SatImp(ForgetRetainMethod):
@@ -265,7 +265,7 @@ class SatImp(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Weighted ascent."""
-        return objectives.WeightedAscent(self.config.beta1, self.config.beta2, self.config.average)
+        return objectives.weighted_ascent(self.config.beta1, self.config.beta2, self.config.average)
 
 
 class CEU(ForgetRetainMethod):
@@ -290,4 +290,4 @@ class CEU(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Towards the other answers."""
-        return objectives.WithoutTheLabel(self.config.skip_first, self.config.average)
+        return objectives.without_the_label(self.config.skip_first, self.config.average)

@@ -56,12 +56,12 @@ class NPO(ForgetRetainMethod):
         """The preference loss on log-probabilities of labels, or muse_bench's on logits."""
         config: Any = self.config
         if config.compat == "muse_bench":
-            return objectives.LogitPreference(task.reference(), config.beta)
+            return objectives.logit_preference(task.reference(), config.beta)
         size, precision = config.batch_size, config.mixed_precision
         table = tools.reference_likelihoods(
             task, task.indices("forget"), batch_size=size, precision=precision
         )
-        return objectives.NegativePreference(table, config.beta)
+        return objectives.preference_against(table, config.beta)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat: muse_bench``."""
@@ -117,10 +117,10 @@ class NPOKlr(NPO):
     def retain_term(self, task: UnlearnTask) -> objectives.Term:
         """KL to Original, or what muse_bench calls so."""
         if self.config.compat == "muse_bench":
-            return objectives.Divergence(task.reference(), kind="muse")
+            return objectives.raw_divergence_from(task.reference())
         if self.config.compat == "openunlearning":
-            return objectives.Divergence(task.reference(), "tokens")
-        return objectives.Divergence(task.reference(), self.config.average)
+            return objectives.divergence_from(task.reference(), "tokens")
+        return objectives.divergence_from(task.reference(), self.config.average)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position where the published code does not mask."""
@@ -162,8 +162,8 @@ class SimNPO(ForgetRetainMethod):
         """The preference loss on means, or on single logits."""
         config = self.config
         if config.compat is not None:
-            return objectives.LogitPreference(None, config.beta, config.delta)
-        return objectives.SimplePreference(config.beta, config.delta)
+            return objectives.logit_preference(None, config.beta, config.delta)
+        return objectives.simple_preference(config.beta, config.delta)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat: unlearn_simple``."""
@@ -196,7 +196,7 @@ class KL(ForgetRetainMethod):
 
     def retain_term(self, task: UnlearnTask) -> objectives.Term:
         """KL to Original."""
-        return objectives.Divergence(task.reference(), self.over)
+        return objectives.divergence_from(task.reference(), self.over)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of retain texts, with a ``compat``."""

@@ -25,7 +25,7 @@ from stable_forgetting.common.methods.base import resolve_config, train_referenc
 from stable_forgetting.common.methods.task_vector import agreed
 from stable_forgetting.common.objectives.objectives import ForgetRetain
 from stable_forgetting.common.objectives.positions import cross_entropy, sample_cross_entropy
-from stable_forgetting.common.objectives.terms import Mean, SelfDistillation
+from stable_forgetting.common.objectives.terms import Mean, self_distillation
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.methods.preference import (
     JensenShannon,
@@ -125,7 +125,7 @@ def test_delete_distils_originals_other_answers():
         masked = teacher.scatter(1, labels.unsqueeze(1), -math.inf).softmax(1)
         return -(masked * z.log_softmax(1)).sum(1).mean()
 
-    term = SelfDistillation(lambda batch: teacher, math.inf, "samples")
+    term = self_distillation(lambda batch: teacher, math.inf, "samples")
     same_gradient(lambda z: term(z, batch_of(labels)), published, logits_of(3, 5))
 
 

@@ -61,7 +61,7 @@ def with_gradient(
 
 @dataclass(frozen=True)
 class Sharpness:
-    """The forget term at the worst weights within ``rho``, the retain term where the weights are."""
+    """The forget term at the worst weights within ``rho``, the retain term at the weights."""
 
     model: nn.Module
     objective: ForgetRetain
@@ -111,7 +111,7 @@ class AscentFirst:
 
 
 class Multiplier:
-    """A multiplier of a constraint: it rises while the constraint is broken, and is never negative."""
+    """A multiplier of a constraint: rises while that is broken, and is never negative."""
 
     def __init__(self, value: float, rate: float):
         self.value, self.rate = torch.tensor(value, dtype=torch.float64), rate
@@ -156,7 +156,7 @@ class PrimalDual:
 
 @dataclass
 class Entangled:
-    """Ascent on forget under a bound on the retain loss; later projected off the retain gradient."""
+    """Ascent on forget under a bound on the retain loss; later off the retain gradient."""
 
     model: nn.Module
     slack: float
@@ -219,7 +219,7 @@ class Entangled:
 
 @dataclass(frozen=True)
 class Invariant:
-    """Cross-entropy plus the IRM penalty: the squared slope of the loss by a factor on the logits."""
+    """Cross-entropy plus the IRM penalty, the squared slope by a factor on the logits."""
 
     weight: float
     over: Average = "samples"
