@@ -50,7 +50,7 @@ def feature_matrix(scores: Scores, feature: str) -> np.ndarray:
 
     Raises:
         ConfigError: No such feature.
-        DataError: The scores were collected without ``probs``.
+        DataError: The scores hold no ``probs``.
         Diverged: A value is not finite.
     """
     if feature not in FEATURES:
@@ -59,7 +59,7 @@ def feature_matrix(scores: Scores, feature: str) -> np.ndarray:
     scores.check_finite()
     values = getattr(scores, _ATTRIBUTES.get(feature, feature))
     if values is None:
-        raise DataError("feature 'probs' needs scores collected with keep_probs=True")
+        raise DataError("feature 'probs' needs scores that keep the softmax")
     return np.asarray(values, dtype=np.float64).reshape(len(scores), -1)
 
 

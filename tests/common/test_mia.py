@@ -85,7 +85,7 @@ def test_unknown_feature_and_missing_probs(golden):
     three = [golden[name] for name in ("members", "nonmembers", "targets")]
     with pytest.raises(ConfigError, match="did you mean 'confidence'"):
         svc_attack(*three, "confidense")
-    with pytest.raises(DataError, match="keep_probs"):
+    with pytest.raises(DataError, match="keep the softmax"):
         svc_attack(*(replace(part, probs=None) for part in three), "probs")
 
 
