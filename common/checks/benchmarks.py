@@ -21,13 +21,14 @@ from stable_forgetting.common.base.errors import named_line
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.bounded.attach import attach
 from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.common.checks.tiny_task import CheckResult, seeded_streams, tensors_digest
+from stable_forgetting.common.checks.tiny_task import CheckResult, seeded_streams
 from stable_forgetting.common.data.batch import ordered_batches
 from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.data.splits import TRAIN_PARTS, ForgetSplit
 from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.measure.scores import without_probs
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, Versions
+from stable_forgetting.common.store.weights import tensors_digest
 from stable_forgetting.common.train.config import FitConfig
 
 HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate")

@@ -46,12 +46,6 @@ class MEGD(ForgetRetainMethod):
     }
 
     class Config(PaddedConfig):
-        """Settings of ME + GD.
-
-        Attributes:
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
         padding = {"published": "max_length"}
         forget_weight: NonNegative = 0.1
         compat: Literal["none", "published"] = "none"

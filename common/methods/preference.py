@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from stable_forgetting.common import data, objectives
+from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Positive
 from stable_forgetting.common.data.padding import PadTo
 from stable_forgetting.common.methods import tools
@@ -28,6 +29,18 @@ def _every_position(
     return dict.fromkeys(parts, data.every_position(task.source, pad_to))
 
 
+class PreferenceConfig(Strict):
+    """What the preference losses have in common.
+
+    Attributes:
+        beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
+        compat: Whose code is followed where it differs from the formula; by default nobody's.
+    """
+
+    beta: Positive = 0.1
+    compat: str = "none"
+
+
 class NPO(ForgetRetainMethod):
     """NPO: make forget answers less likely than under Original, with a weight that fades.
 
@@ -40,16 +53,8 @@ class NPO(ForgetRetainMethod):
 
     info = MethodInfo(1, PAPER, frozenset({"forget"}))
 
-    class Config(ForgetConfig):
-        """Settings of NPO.
-
-        Attributes:
-            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
+    class Config(PreferenceConfig, ForgetConfig):
         lr: Positive = 3e-5
-        beta: Positive = 0.1
         compat: Literal["none", "muse_bench"] = "none"
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
@@ -78,15 +83,7 @@ class NPOGdr(NPO):
 
     info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
 
-    class Config(RetainConfig):
-        """Settings of NPO + GDR.
-
-        Attributes:
-            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
-        beta: Positive = 0.1
+    class Config(PreferenceConfig, RetainConfig):
         compat: Literal["none", "muse_bench"] = "none"
 
 
@@ -102,16 +99,8 @@ class NPOKlr(NPO):
 
     info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
 
-    class Config(PaddedConfig):
-        """Settings of NPO + KLR.
-
-        Attributes:
-            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
+    class Config(PreferenceConfig, PaddedConfig):
         padding = {"openunlearning": "batch"}
-        beta: Positive = 0.1
         compat: Literal["none", "openunlearning", "muse_bench"] = "none"
 
     def retain_term(self, task: UnlearnTask) -> objectives.Term:
@@ -184,12 +173,6 @@ class KL(ForgetRetainMethod):
     info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH)
 
     class Config(PaddedConfig):
-        """Settings of KL.
-
-        Attributes:
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
         padding = {"tofu": "max_length", "openunlearning": "batch"}
         lr: Positive = 3e-5
         compat: Literal["none", "tofu", "openunlearning"] = "none"

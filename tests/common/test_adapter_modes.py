@@ -313,14 +313,6 @@ def test_a_lost_update_is_said_once_with_its_size(tiny, caplog, dtype):
     assert f"{100 * lost:.0f} %" in text and lost > 0.05
 
 
-def test_one_layer_says_it_too(caplog):
-    base = nn.Linear(8, 8).bfloat16()
-    layer = BoundedLinear(base, AdapterConfig(rank=2, phi="sine"), stream())
-    layer.A.data.fill_(1e-5)
-    (text,) = warnings_of(caplog, layer.merged)
-    assert "is lost" in text
-
-
 def test_what_is_kept_needs_no_warning(tiny, caplog):
     """Float32, an update that is large, and no update at all."""
     assert not warnings_of(caplog, lambda: detach(adapted(tiny, phi="sine", scale=1e-6)))

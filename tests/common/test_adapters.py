@@ -278,7 +278,7 @@ def test_other_precisions_run_and_merge(tiny, phi, dtype):
 def test_layers_without_bias():
     layer = layer_with(torch.ones(3, 2), torch.ones(2, 4), AdapterConfig(rank=2, phi="sine"))
     x = torch.randn(2, 5, 4, generator=stream(2))
-    merged = layer.merged()
+    merged, _ = layer.merge()
     assert merged.bias is None
     torch.testing.assert_close(merged(x), layer(x))
 

@@ -17,13 +17,14 @@ from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, Entry, l
 from stable_forgetting.common.bounded.attach import adapted_layers, attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.checks import CheckResult, check_benchmark, check_method
-from stable_forgetting.common.checks.tiny_task import problem_of, tensors_digest
+from stable_forgetting.common.checks.tiny_task import problem_of
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import GradientMethod
 from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.protocol.benchmark import Runtime, Versions
+from stable_forgetting.common.store.weights import tensors_digest
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.vision.benchmark import VisionBenchmark
 
