@@ -166,19 +166,6 @@ def test_dropout_falls_on_the_adapters_input_alone(phi):
     torch.testing.assert_close(layer(x), base(x) + x @ layer.delta().T)
 
 
-@pytest.fixture
-def builds(monkeypatch):
-    """The layers whose effective weight was built for a reuse scope, in order."""
-    seen = []
-    real = BoundedLinear.effective_weight
-    monkeypatch.setattr(
-        BoundedLinear,
-        "effective_weight",
-        lambda self, dtype: (seen.append(self), real(self, dtype))[1],
-    )
-    return seen
-
-
 @pytest.mark.parametrize(("accumulation", "built"), [(1, 0), (4, 12)])
 def test_micro_batches_share_the_effective_weights(tiny, builds, accumulation, built):
     """3 steps, 4 layers: once per step, however many micro-batches; the probe looks too."""

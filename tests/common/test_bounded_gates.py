@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stable_forgetting.common.bounded import eager as bounded_eager
 from stable_forgetting.common.bounded import product as bounded_product
-from stable_forgetting.common.bounded.attach import BoundedLinear, adapted_layers, attach
+from stable_forgetting.common.bounded.attach import adapted_layers, attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import Update
 from stable_forgetting.common.bounded.layer import reuse_weights, shared_weight
@@ -481,20 +481,6 @@ def test_triton_is_asked_where_it_could_run(monkeypatch):
 
 
 # The reuse scope ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def builds(monkeypatch):
-    """Names of the layers' builds, in order."""
-    seen = []
-    real = BoundedLinear.effective_weight
-
-    def noted(self, dtype):
-        seen.append((id(self), dtype))
-        return real(self, dtype)
-
-    monkeypatch.setattr(BoundedLinear, "effective_weight", noted)
-    return seen
 
 
 def adapted(tiny, **fields):

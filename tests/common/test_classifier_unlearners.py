@@ -22,7 +22,7 @@ from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.checks.methods import check_method
 from stable_forgetting.common.data.loader import Loader, RelabelledLoader
 from stable_forgetting.common.data.splits import ForgetSplit
-from stable_forgetting.common.methods.base import resolve_config, train_reference
+from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.finetuning import last_parameters
 from stable_forgetting.common.methods.tools.objectives import (
     AlternatingAscent,
@@ -88,12 +88,9 @@ def split(tiny):
 
 
 @pytest.fixture(scope="module")
-def trained(tiny, split):
+def trained(tiny, split, baseline):
     """Original: the tiny net, trained on forget and retain; a state dict."""
-    recipe = FitConfig(steps=25, batch_size=16, lr=1e-2)
-    access = frozenset({"forget", "retain", "initial"})
-    task = tiny.task(tiny.Source(noise=NOISE), split, access=access, recipe=recipe)
-    return train_reference(task, ["forget", "retain"]).state_dict()
+    return baseline.original(tiny.Source(noise=NOISE), split).state_dict()
 
 
 def prepared(tiny, name, params, source, split, model, **fields):
@@ -136,23 +133,14 @@ def results(run):
 
 
 @pytest.fixture(scope="module")
-def golden_task(tiny, golden, split):
-    """Original's task on a problem that is fixed exactly."""
-    recipe = FitConfig(steps=25, batch_size=16, lr=1e-2)
-    everything = frozenset({"forget", "retain", "initial"})
+def golden_original(golden, split, baseline):
+    """Original on a problem that is fixed exactly."""
     with golden.float64():
-        source = golden.source(NOISE)
-        return tiny.task(source, split, access=everything, recipe=recipe, build=golden.net)
+        return baseline.original(golden.source(NOISE), split, build=golden.net)
 
 
 @pytest.fixture(scope="module")
-def golden_original(golden, golden_task):
-    with golden.float64():
-        return train_reference(golden_task, ["forget", "retain"])
-
-
-@pytest.fixture(scope="module")
-def golden_models(tiny, golden, split, golden_original, golden_task):
+def golden_models(tiny, golden, split, golden_original, baseline):
     """Each variant after a pass from a trained model, on a problem that is fixed exactly."""
     models = {}
     with golden.float64():
@@ -166,25 +154,17 @@ def golden_models(tiny, golden, split, golden_original, golden_task):
                 split,
                 copy.deepcopy(golden_original),
                 build=lambda: golden.net("another"),
-                recipe=golden_task.recipe,
+                recipe=baseline.recipe,
             )
             models[variant] = method.unlearn(task)
     return models
 
 
 @pytest.fixture(scope="module")
-def losses(tiny, split):
-    def go(model, source=None) -> dict[str, float]:
-        source, values = source or tiny.Source(noise=NOISE), {}
-        model.eval()
-        for part in ("forget", "retain", "test"):
-            batch = source.fetch(torch.as_tensor(split.parts[part]))
-            with torch.no_grad():
-                loss = sample_cross_entropy(tiny.forward(model, batch), batch.labels)
-            values[part] = float(loss.double().mean())
-        return values
-
-    return go
+def losses(tiny, split, baseline):
+    return lambda model, source=None: baseline.losses(
+        model, source or tiny.Source(noise=NOISE), split
+    )
 
 
 @pytest.fixture
@@ -254,28 +234,12 @@ def test_the_contract_holds_through_adapters(name):
 @pytest.mark.parametrize(
     "variant", ["salun-sequential", "amnesiac", "scrub", "scrub_r", "bad_teacher", "sfron", "unsir"]
 )
-def test_killed_methods_resume_bit_for_bit(tiny, run, tmp_path, variant):
-    class Killed(Exception):
-        pass
+def test_killed_methods_resume_bit_for_bit(run, baseline, tmp_path, variant):
+    def go(**options):
+        return run(*VARIANTS[variant], dropout=0.2, **options)[0]
 
-    seen = []
-
-    def kill(step, total, loss):
-        seen.append(total)
-        if step == 11 and total >= 11:
-            raise Killed
-
-    name, params = VARIANTS[variant]
-    path = tmp_path / "checkpoint.safetensors"
-    whole, _ = run(name, params, dropout=0.2)
-    with pytest.raises(Killed):
-        run(name, params, dropout=0.2, checkpoint=path, progress=kill)
-    assert list(tmp_path.glob("checkpoint*.safetensors"))
-    steps = []
-    resumed, _ = run(
-        name, params, dropout=0.2, checkpoint=path, progress=lambda s, t, loss: steps.append(s)
-    )
-    assert 9 in steps and 8 not in steps and tiny.same(whole, resumed)
+    steps = baseline.resumes(go, tmp_path)
+    assert 9 in steps and 8 not in steps
 
 
 @pytest.mark.parametrize("name", OWN)
