@@ -100,9 +100,6 @@ def check_push(name: str) -> None:
 def push(folder: Path, name: str, kind: str = "model") -> str:
     """Uploads a folder; a repository that is not there yet is made, and is private.
 
-    Returns:
-        The address.
-
     Raises:
         ConfigError: See :func:`check_push`.
         CheckpointError: The hub refuses it, or cannot be reached.

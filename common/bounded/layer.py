@@ -288,9 +288,6 @@ def reuse_weights(model: nn.Module) -> Iterator[None]:
     exception.  Threads that open a scope on one model share its weights.  A graph made inside can
     be differentiated after the block, and holds its weight until then; with gradient checkpointing,
     differentiate inside.
-
-    Args:
-        model: Any module; without adapted layers nothing happens.
     """
     layers = [layer for _, layer in adapted_layers(model)]
     with LOCK:

@@ -187,9 +187,9 @@ def benjamini_hochberg(p: Sequence[float]) -> np.ndarray:
     return corrected
 
 
-def sign_test(ratios: np.ndarray, margin: float) -> float:
-    """P that so many of n log ratios lie below a margin if their median does not."""
-    n, below = len(ratios), int((ratios < margin).sum())
+def sign_test(ratios: np.ndarray) -> float:
+    """P that so many of n log ratios lie below :data:`MARGIN` if their median does not."""
+    n, below = len(ratios), int((ratios < MARGIN).sum())
     return float(sum(math.comb(n, k) for k in range(below, n + 1)) / 2**n)
 
 
@@ -214,7 +214,7 @@ def holm_by_key(p: Mapping[Key, float | None]) -> dict[Key, float]:
     return dict(zip(tested, holm([*tested.values()]).tolist(), strict=True))
 
 
-def judge(rows: Mapping[str, Evidence], *, margin: float = MARGIN) -> dict[str, Verdict]:
+def judge(rows: Mapping[str, Evidence]) -> dict[str, Verdict]:
     """The verdicts of a table's rows, corrected for how many they are."""
     scores = {label: oddness(row.averages, row.resolution) for label, row in rows.items()}
     answers = {
@@ -225,7 +225,7 @@ def judge(rows: Mapping[str, Evidence], *, margin: float = MARGIN) -> dict[str, 
     p = {label: odd_one_out(score) for label, score in scores.items()}
     q = dict(zip(p, benjamini_hochberg([*p.values()]).tolist(), strict=True))
     equivalent = {
-        label: max(sign_test(scores[label][:, 0], margin), sign_test(ratios, margin))
+        label: max(sign_test(scores[label][:, 0]), sign_test(ratios))
         for label, ratios in answers.items()
     }
     p_equivalent = holm_by_key(equivalent)

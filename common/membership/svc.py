@@ -65,10 +65,6 @@ def fit_svc(positive: np.ndarray, negative: np.ndarray) -> Decision:
     """Fits an RBF support vector machine, C = 3, gamma = 1 / d, and returns its decisions.
 
     Equal samples become one with a higher limit, which is the same programme.
-
-    Args:
-        positive: (N, d) samples of one side, finite.
-        negative: (M, d) samples of the other.
     """
     problem = merged(positive, negative)
     return fit_low_rank(problem) or fit_libsvm(problem)

@@ -134,12 +134,7 @@ class GivenBenchmark(Benchmark):
 
     @abstractmethod
     def prepare(self, device: torch.device, configs: Sequence[Strict]) -> None:
-        """Builds the model and reads the samples.
-
-        Args:
-            device: Where to.
-            configs: Of the methods, to refuse what this model cannot take.
-        """
+        """Builds the model and reads the samples."""
 
     @abstractmethod
     def about(self) -> dict[str, Any]:

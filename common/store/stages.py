@@ -175,9 +175,6 @@ class StageStore:
 
         It is a lock on a file below ``root/leases``, so that processes, containers and machines
         that share the store's file system do not work on one stage together.
-
-        Yields:
-            Whether it was free.
         """
         with held(self.root / "leases" / _name(kind, key), wait=wait) as free:
             yield free

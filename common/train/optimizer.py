@@ -75,11 +75,6 @@ class AdamW:
     Formula: ``m <- b1 m + (1 - b1) g``, ``v <- b2 v + (1 - b2) g^2``; ``p <- (1 - lr decay) p -
     lr m / (1 - b1^t) / (sqrt(v) / sqrt(1 - b2^t) + eps)`` (Loshchilov and Hutter,
     arXiv 1711.05101).
-
-    Args:
-        parameters: What is trained; every entry needs a gradient at :meth:`step`.
-        eps: Added to the root of the second moment.
-        weight_decay: Decoupled decay, of every parameter.
     """
 
     def __init__(

@@ -159,7 +159,7 @@ def test_holm_rejects_step_by_step(p):
 
 def test_the_sign_test_is_the_binomial_one():
     ratios = np.array([-1.0, 0.2, 0.5, 0.9, 0.1])
-    assert sign_test(ratios, 0.7) == pytest.approx(stats.binomtest(4, 5, 0.5, "greater").pvalue)
+    assert sign_test(ratios) == pytest.approx(stats.binomtest(4, 5, 0.5, "greater").pvalue)
 
 
 @pytest.mark.parametrize(("n", "outer"), [(4, 0), (5, 1), (8, 2), (10, 2), (20, 6)])

@@ -42,11 +42,7 @@ def class_pass(task: UnlearnTask, batch_size: int) -> Iterator[Batch]:
 def summed_gradients(
     task: UnlearnTask, batches: Iterable[Batch], *, power: int = 1
 ) -> dict[str, Tensor]:
-    """Sum over batches of (gradient of the batch's mean cross-entropy) ** power, in eval mode.
-
-    Returns:
-        Parameter name -> tensor of the parameter's shape; zeros where nothing flows.
-    """
+    """Sum over batches of (gradient of the batch's mean cross-entropy) ** power, in eval mode."""
     model = task.model
     names, parameters = zip(
         *((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True
@@ -69,9 +65,6 @@ def batch_fisher(
     """Mean over batches of (gradient of the batch's mean cross-entropy)^2, in eval mode.
 
     Not the Fisher diagonal of single samples: it matters which of them share a batch.
-
-    Returns:
-        Name of each trainable parameter -> tensor of its shape.
     """
     samples = len(task.indices(*parts))
     batches = math.ceil(samples / min(batch_size, samples))

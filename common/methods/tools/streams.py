@@ -49,13 +49,7 @@ class Interleaved(ChainedLoader):
 
 
 class WithExtras:
-    """A source with further samples of its own at negative indices: -1 - j is the j-th.
-
-    Args:
-        inner: Where the others come from.
-        inputs: Name -> (M, ...) extra inputs, never augmented.
-        labels: (M,) their labels.
-    """
+    """A source with further samples of its own at negative indices: -1 - j is the j-th."""
 
     def __init__(self, inner: Source, inputs: Mapping[str, Tensor], labels: Tensor):
         self.inner, self.inputs, self.labels = inner, dict(inputs), labels

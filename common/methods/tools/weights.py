@@ -24,9 +24,6 @@ def top_share(saliency: Mapping[str, Tensor], density: float) -> dict[str, Tenso
             (an adapter's B has no gradient while A is zero).
         density: Share of the ranked entries to keep, in (0, 1]; entries that tie with the smallest
             one kept are kept too.
-
-    Returns:
-        Name -> mask of the tensor's shape.
     """
     ranked = {name: values for name, values in saliency.items() if bool(values.any())}
     if not ranked:
