@@ -62,52 +62,6 @@ def test_references_are_looked_up_by_index():
         table([10.0, 11.0, 12.0])(Batch({}, LABELS, torch.tensor([3, 4])))
 
 
-def test_simnpo_limits():
-    """beta -> 0 is ascent on the length-normalised loss; delta shifts where it fades."""
-    z = logits_of()
-    mean = losses.average(losses.cross_entropy(z, LABELS), LABELS, "samples")
-    ascent = torch.autograd.grad(-mean, z)[0]
-    slow = gradient(terms.simple_preference(1e-6), z)
-    torch.testing.assert_close(slow, ascent, rtol=1e-5, atol=1e-7)
-    one = batch_of(torch.tensor([[1, 1, 1], [1, 1, 1]]))
-    flat = torch.zeros(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    value = terms.simple_preference(4.5, 0.5)(flat, one)
-    expected = 2 / 4.5 * math.log1p(math.exp(-4.5 * (math.log(5) - 0.5)))
-    assert value.item() == pytest.approx(expected)
-
-
-def test_simnpo_does_not_see_the_length():
-    z = torch.zeros(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    term = terms.simple_preference()
-    short = term(z, batch_of(torch.tensor([[1, IGNORE, IGNORE], [2, IGNORE, IGNORE]]))).item()
-    assert short == pytest.approx(term(z, batch_of(torch.tensor([[1, 1, 1], [2, 2, 2]]))).item())
-
-
-def test_muse_preference_averages_over_scored_logits():
-    z, fixed = logits_of(), logits_of(1).detach()
-    value = terms.logit_preference(lambda batch: fixed, 0.1)(z, batch_of())
-    kept = LABELS != IGNORE
-    each = -(2 / 0.1) * torch.nn.functional.logsigmoid(0.1 * (fixed - z)[kept])
-    torch.testing.assert_close(value, each.mean())
-
-
-def test_divergence_terms():
-    z, fixed = logits_of(), logits_of(1).detach()
-    kl = terms.divergence_from(lambda batch: fixed, "tokens")(z, batch_of())
-    each = losses.divergence(z, fixed, LABELS)
-    torch.testing.assert_close(kl, each.sum() / 5)
-    muse = terms.raw_divergence_from(lambda batch: fixed)(z, batch_of())
-    torch.testing.assert_close(muse, losses.raw_divergence(z, fixed, LABELS).sum() / 2)
-
-
-def test_weighted_ascent_weights_have_no_gradient():
-    z = logits_of()
-    plain = gradient(terms.Mean(losses.cross_entropy, "tokens", -1.0), z)
-    torch.testing.assert_close(gradient(terms.weighted_ascent(0.0), z), plain)
-    p = z.detach().softmax(-1).gather(-1, LABELS.clamp_min(0)[..., None])
-    torch.testing.assert_close(gradient(terms.weighted_ascent(2.0, 1.0), z), p**2 * (1 - p) * plain)
-
-
 def test_self_distillation_rests_where_the_label_is_lowered():
     fixed = logits_of().detach()
     there = losses.lowered(fixed, LABELS, 10.0).requires_grad_()
