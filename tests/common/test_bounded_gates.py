@@ -198,24 +198,6 @@ def test_there_is_no_second_derivative():
         grad.sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # jvp imports what torch itself deprecates
-@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
-def test_there_are_no_function_transforms(transform):
-    """Torch's own error says what is not there, before anything is computed."""
-    x, *rest = tensors("sine", "full")
-
-    def loss(x):
-        return bounded_linear(x, *rest, form("sine")).sum()
-
-    run = {
-        "vmap": lambda: torch.func.vmap(loss)(x),
-        "grad": lambda: torch.func.grad(loss)(x),
-        "jvp": lambda: torch.func.jvp(loss, (x,), (x,)),
-    }
-    with pytest.raises(RuntimeError, match="functorch transforms"):
-        run[transform]()
-
-
 # Precision ---------------------------------------------------------------------------------------
 
 
