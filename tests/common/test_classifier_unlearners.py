@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import cross_entropy
 
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.registry import METHODS
@@ -399,18 +399,6 @@ def test_labels_are_drawn_evenly_from_the_given_classes(tiny):
 # -- teachers -------------------------------------------------------------------------------------
 
 
-def test_distillation_is_not_averaged_over_classes():
-    """``kl_div``'s default reduction divides by the number of classes as well."""
-    stream = torch.Generator().manual_seed(0)
-    student, teacher = torch.randn(2, 5, 4, generator=stream)
-    target = teacher.softmax(-1)
-    found = sample_distillation(student, target, torch.zeros(5, dtype=torch.int64))
-    by_hand = (target * (target.log() - student.softmax(-1).log())).sum(-1)
-    assert torch.allclose(found, by_hand, atol=1e-6)
-    wrong = kl_div(log_softmax(student, -1), target, reduction="none").mean()
-    assert torch.isclose(found.mean(), 4 * wrong, atol=1e-6)
-
-
 def test_distillation_skips_positions_that_do_not_count():
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
     target = torch.eye(4)[:3].expand(2, 3, 4)
@@ -544,48 +532,6 @@ def test_the_l1_penalty_covers_everything_and_fades(make, trained):
         assert values["loss/penalty"] == pytest.approx(a * (1 - epoch / 4) * norm, rel=1e-4)
 
 
-def test_ssd_dampens_by_the_ratio_of_importances(make, trained):
-    method, task = make("ssd", {"alpha": 1.2, "lam": 0.9})
-    forget = batch_fisher(task, "forget", batch_size=8)
-    everything = batch_fisher(task, "forget", "retain", batch_size=8)
-    state = method.unlearn(task).state_dict()
-    dampened = 0
-    for name, before in trained.items():
-        chosen = forget[name] > 1.2 * everything[name]
-        dampened += int(chosen.sum())
-        factor = (0.9 * everything[name] / forget[name]).clamp(max=1)
-        assert torch.equal(state[name][~chosen], before[~chosen])
-        assert torch.allclose(state[name][chosen], (before * factor)[chosen])
-    assert 0 < dampened < sum(value.numel() for value in trained.values())
-
-
-def test_ssd_reads_whole_classes_in_the_order_of_its_repository(make, two_classes):
-    method, task = make("ssd", {"alpha": 1.2, "order": "class"}, split=two_classes)
-    batches = list(class_pass(task, 8))
-    labels = torch.cat([batch.labels for batch in batches]).tolist()
-    retained = len(task.indices("retain"))
-    assert labels[:retained] == sorted(labels[:retained]) and not {1, 2} & {*labels[:retained]}
-    assert labels[retained:] == sorted(labels[retained:]) and {1, 2} == {*labels[retained:]}
-    read = torch.cat([batch.indices for batch in batches]).tolist()
-    assert sorted(read) == task.indices("forget", "retain").tolist()
-    forget = batch_fisher(task, "forget", batch_size=8)
-    grouped = batch_fisher(task, "forget", "retain", batch_size=8, by_class=True)
-    before = {name: value.clone() for name, value in task.model.state_dict().items()}
-    state = method.unlearn(task).state_dict()
-    for name in forget:
-        chosen = forget[name] > 1.2 * grouped[name]
-        assert torch.equal(state[name][~chosen], before[name][~chosen])
-        factor = (grouped[name] / forget[name]).clamp(max=1)
-        assert torch.allclose(state[name][chosen], (before[name] * factor)[chosen])
-    _, task = make("ssd", {}, split=two_classes)
-    mixed = batch_fisher(task, "forget", "retain", batch_size=8)
-    total = {n: sum(float(v.sum()) for v in f.values()) for n, f in (("m", mixed), ("g", grouped))}
-    assert total["g"] > total["m"], "a batch of one class has the larger mean gradient"
-
-
-# -- UNSIR ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def two_classes(split):
     """Classes 1 and 2 are forgotten."""
@@ -593,6 +539,40 @@ def two_classes(split):
     forget = train[np.isin(train % 4, [1, 2])]
     parts = {**split.parts, "forget": forget, "retain": np.setdiff1d(train, forget)}
     return ForgetSplit("tiny/two", parts, split.source_digest)
+
+
+@pytest.mark.parametrize("params", [{"alpha": 1.2, "lam": 0.9}, {"alpha": 1.2, "order": "class"}])
+def test_ssd_dampens_by_the_ratio_of_importances(make, trained, two_classes, params):
+    """A batch of one class has the larger mean gradient."""
+    method, task = make("ssd", params, split=two_classes)
+    parts = ("forget", "retain")
+    forget = batch_fisher(task, "forget", batch_size=8)
+    mixed, grouped = (batch_fisher(task, *parts, batch_size=8, by_class=k) for k in (False, True))
+    totals = [sum(float(value.sum()) for value in all_.values()) for all_ in (mixed, grouped)]
+    everything = grouped if "order" in params else mixed
+    state, dampened = method.unlearn(task).state_dict(), 0
+    for name, before in trained.items():
+        chosen = forget[name] > 1.2 * everything[name]
+        dampened += int(chosen.sum())
+        factor = (params.get("lam", 1.0) * everything[name] / forget[name]).clamp(max=1)
+        assert torch.equal(state[name][~chosen], before[~chosen])
+        assert torch.allclose(state[name][chosen], (before * factor)[chosen])
+    assert 0 < dampened < sum(value.numel() for value in trained.values())
+    assert totals[1] > totals[0]
+
+
+def test_ssd_reads_whole_classes_in_the_order_of_its_repository(make, two_classes):
+    _, task = make("ssd", {}, split=two_classes)
+    batches = list(class_pass(task, 8))
+    labels = torch.cat([batch.labels for batch in batches]).tolist()
+    retained = len(task.indices("retain"))
+    for part, classes in ((labels[:retained], {0, 3}), (labels[retained:], {1, 2})):
+        assert part == sorted(part) and set(part) == classes
+    read = torch.cat([batch.indices for batch in batches]).tolist()
+    assert sorted(read) == task.indices("forget", "retain").tolist()
+
+
+# -- UNSIR ----------------------------------------------------------------------------------------
 
 
 def test_unsir_refuses_a_forget_set_without_whole_classes(make, split):
@@ -697,8 +677,6 @@ def test_neighbours_are_one_bounded_step_away(make, tiny, split):
     low, high = objective.bounds["x"]
     start, moved = seen
     assert torch.equal(start, batch.inputs["x"]) and float(low) == float(start.min())
-    assert moved.min() >= low and moved.max() <= high
-    assert (moved - start).abs().max() <= 0.3 * (high - low) * (1 + 1e-6)
     x = start.clone().requires_grad_()
     cross_entropy(task.model(x), batch.labels).backward()
     assert torch.equal(moved, (start + 0.3 * (high - low) * x.grad.sign()).clamp(low, high))
