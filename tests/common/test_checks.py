@@ -33,10 +33,11 @@ PROTOCOL = {
     "train": {"epochs": 1},
     "model": {"name": "scratch", "dim": 16, "depth": 2, "heads": 2},
 }
-EVERY_CHECK = (
-    "info, docstring, config, presets, declared data, runs, output width, finite, architecture, "
-    "change, adapter start, frozen weights, inputs untouched, global state, determinism, scenarios"
-).split(", ")
+EVERY_CHECK = [
+    "info", "docstring", "config", "presets", "declared data", "runs", "output width", "finite",
+    "architecture", "change", "adapter start", "frozen weights", "inputs untouched",
+    "global state", "determinism", "scenarios",
+]  # fmt: skip
 
 
 def failures(results: list[CheckResult]) -> dict[str, str]:

@@ -193,14 +193,6 @@ def test_a_warm_up_in_epochs_counts_the_first_loader(tiny, source, run):
     assert rates[0] == config.lr / per_epoch
 
 
-def test_the_rate_reaches_the_optimizer(tiny, run):
-    sink = Sink()
-    config = small(schedule="cosine", warmup_steps=2)
-    run(tiny.net(), config, tracker=sink)
-    expected = [learning_rate(config, step, 6) for step in range(6)]
-    assert [sink.rows[step + 1]["lr"] for step in range(6)] == expected
-
-
 def test_epochs_count_the_first_loader(tiny, source):
     loaders = {"retain": tiny.loader(source, RETAIN, 10), "forget": tiny.loader(source, FORGET, 4)}
     assert total_steps(FitConfig(epochs=3), loaders) == 12
