@@ -273,7 +273,7 @@ def project_layer_(layer: Factors, radius: float) -> Tensor:
         reports it.
     """
     norm = layer.bound.outer * layer.bound.inner * gram_norm(layer.A, layer.Bt)
-    outside = (norm > radius) & norm.isfinite() & (radius > 0)
+    outside: Tensor = (norm > radius) & norm.isfinite() & (radius > 0)
     factor = torch.where(outside, (radius / norm).sqrt() * (1 - 1e-6), 1.0)
     for parameter in (layer.A, layer.Bt):
         parameter.mul_(factor.to(parameter.dtype)[..., None, None])

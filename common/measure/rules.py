@@ -156,7 +156,7 @@ class GoalRule:
     @property
     def needs(self) -> frozenset[Role]:
         """The references that a suite must hold: Original, and what the goals ask for."""
-        return frozenset({"original"}).union(*(goal.needs for goal in self.goals))
+        return frozenset[Role]({"original"}).union(*(goal.needs for goal in self.goals))
 
     @property
     def words(self) -> str:
