@@ -14,8 +14,8 @@ from stable_forgetting.common.checks.tiny_task import (
     CLASSES,
     PER_CLASS,
     TinyProblem,
-    tensors_digest,
 )
+from stable_forgetting.common.store.weights import tensors_digest
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.vision.config import DataConfig, ModelConfig
 from stable_forgetting.vision.data.source import ImageSource, PreparedImages

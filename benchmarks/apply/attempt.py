@@ -112,7 +112,7 @@ def _settle(model: nn.Module, benchmark: GivenBenchmark) -> None:
         norms = [t.double().square().sum() for t in (base, tensor - base, tensor - written)]
         squares += torch.stack(norms).cpu()
         tensor.copy_(written)
-    warn_of_loss("the model", squares)
+    warn_of_loss(squares)
 
 
 def _check_merged(model: nn.Module, original: nn.Module) -> None:

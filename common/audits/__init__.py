@@ -32,12 +32,12 @@ for _name, _target, _summary in (
     ("relearn_elsewhere", "recovery:RelearnElsewhere", "the same, from data of another domain"),
     ("prototype", "representations:Prototype", "class means of a few samples as classifier"),
     ("linear_probe", "representations:LinearProbe", "forgotten classes read from the features"),
-    ("remove_adapter", "recovery:RemoveAdapter", "take the adapter off and measure again"),
+    ("remove_adapter", "weights:RemoveAdapter", "take the adapter off and measure again"),
     ("scale_adapter", "weights:ScaleAdapter", "scale the adapter's update and measure again"),
-    ("requantise", "recovery:Requantise", "round the weights to int8 and measure again"),
+    ("requantise", "weights:Requantise", "round the weights to int8 and measure again"),
     ("nf4", "weights:NormalFloat", "round the weights to the 4 bits of NF4 and measure again"),
     ("prune", "weights:Prune", "set the smallest weights to zero and measure again"),
-    ("logit_lens", "lens:LogitLens", "read the forgotten from the layers before the last"),
+    ("logit_lens", "leak:LogitLens", "read the forgotten from the layers before the last"),
     ("leak", "leak:Leak", "leak@k: the best of k draws at a temperature"),
     ("min_k_pp", "members:MinKPlusPlus", "Min-K++: forgotten or never seen, by the least likely"),
     ("reference", "members:ReferenceModel", "forgotten or never seen, beside another Retrain"),
@@ -54,11 +54,6 @@ for _name, _target, _summary in (
 
 def make_audit(name: str, settings: Mapping[str, Any] | None, origin: str) -> Audit:
     """An audit with its config.
-
-    Args:
-        name: Registered name.
-        settings: Overrides of its defaults.
-        origin: Where they were written, for the error.
 
     Raises:
         ConfigError: An unknown attack or setting.

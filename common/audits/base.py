@@ -193,13 +193,7 @@ PartNames = Annotated[tuple[str, ...], Field(min_length=1)]
 def wanted_parts(
     names: Iterable[str], present: Iterable[str], table: Mapping[str, Part] = PARTS
 ) -> list[str]:
-    """The parts of a config that are there.
-
-    Args:
-        names: As configured; ``test`` stands for all of
-            :func:`common.data.parts.utility_parts`.
-        present: Parts that were scored.
-        table: What they are for.
+    """The parts of a config that are there; ``test`` stands for all that hold out what is kept.
 
     Raises:
         NotApplicable: None is there.
@@ -328,10 +322,6 @@ class ModelAudit(Audit):
 
     def advantage(self, row: Measures, retrain: Measures) -> float | None:
         """How much more of the forgotten a row shows than Retrain under the same attack, in points.
-
-        Args:
-            row: Measures of the row.
-            retrain: Those of Retrain.
 
         Returns:
             The largest difference over the measures that say so; None where none does.

@@ -21,11 +21,6 @@ def clopper_pearson(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Exact two-sided interval of a proportion (Clopper and Pearson, 1934).
 
-    Args:
-        successes: Number of successes, of any shape.
-        n: Trials, at least 1.
-        confidence: Coverage.
-
     Returns:
         (low, high), of the shape of ``successes``, in [0, 1].
     """
@@ -38,16 +33,15 @@ def clopper_pearson(
     return low, high
 
 
-def proportion(hits: np.ndarray, *, note: str = "") -> Measure:
+def proportion(hits: np.ndarray) -> Measure:
     """Share of True in percent with its Clopper-Pearson interval; says so below 30 samples."""
     n = len(hits)
     assert n > 0, "a share of nothing"
     k = int(np.count_nonzero(hits))
     low, high = clopper_pearson(k, n)
-    few = f"only {n} samples" if n < FEW else ""
-    text = "; ".join(part for part in (note, few) if part)
+    note = f"only {n} samples" if n < FEW else ""
     name = "95 % Clopper-Pearson over samples"
-    return Measure(100.0 * k / n, 100.0 * float(low), 100.0 * float(high), name, n, text, PERCENT)
+    return Measure(100.0 * k / n, 100.0 * float(low), 100.0 * float(high), name, n, note, PERCENT)
 
 
 def accuracy(correct: np.ndarray, seed: int) -> Measure:
@@ -66,9 +60,7 @@ def dkw(n: int, confidence: float = CONFIDENCE) -> float:
     return math.sqrt(math.log(2 / (1 - confidence)) / (2 * n))
 
 
-def bootstrap(
-    n: int, statistic: Callable[[np.ndarray], float], seed: int, *, resamples: int = RESAMPLES
-) -> tuple[float, float]:
+def bootstrap(n: int, statistic: Callable[[np.ndarray], float], seed: int) -> tuple[float, float]:
     """Percentile bootstrap over ``n`` units.
 
     Args:
@@ -76,10 +68,9 @@ def bootstrap(
         statistic: (n,) int64 positions, drawn with replacement -> number, or NaN where a
             resample leaves it undefined (those are left out).
         seed: Of the resampling.
-        resamples: How often.
     """
     generator = np.random.default_rng(derive(seed, "bootstrap"))
-    values = [statistic(generator.integers(0, n, n)) for _ in range(resamples)]
+    values = [statistic(generator.integers(0, n, n)) for _ in range(RESAMPLES)]
     return _ends(np.asarray(values))
 
 

@@ -175,14 +175,7 @@ class ReferenceModel(MemberAttack):
         """
         if task.load_reference is None:
             raise NotApplicable("no second Retrain (retrains: 2 gives one)")
-        model, reference = task.load(), task.load_reference()
-
-        def score(indices: np.ndarray) -> np.ndarray:
-            ours, theirs = (per_sample(task, m, indices, likelihood) for m in (model, reference))
-            ratio: np.ndarray = ours - theirs
-            return ratio
-
-        return score
+        return _ratio(task, task.load(), task.load_reference())
 
 
 class Snapshots(MemberAttack):
@@ -195,11 +188,16 @@ class Snapshots(MemberAttack):
 
     def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
         """How much the likelihood fell."""
-        model, original = task.load(), task.load_original()
+        return _ratio(task, task.load_original(), task.load())
 
-        def score(indices: np.ndarray) -> np.ndarray:
-            now, then = (per_sample(task, m, indices, likelihood) for m in (model, original))
-            fallen: np.ndarray = then - now
-            return fallen
 
-        return score
+def _ratio(
+    task: AuditTask, above: nn.Module, below: nn.Module
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Indices -> (N,) log ratios of the likelihoods under two models."""
+
+    def score(indices: np.ndarray) -> np.ndarray:
+        ours, theirs = (per_sample(task, m, indices, likelihood) for m in (above, below))
+        return np.asarray(ours - theirs)
+
+    return score

@@ -1,8 +1,10 @@
-"""Attacks on the weights alone: 4 bits, pruning, a smaller or larger update."""
+"""Attacks on the weights alone: coarser ones, pruned ones, another share of an adapter or none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -10,14 +12,15 @@ from pydantic import Field
 from stable_forgetting.common.audits.base import (
     AuditInfo,
     AuditTask,
+    Measure,
     Measures,
     ModelAudit,
     NotApplicable,
 )
 from stable_forgetting.common.audits.intervals import accuracy
-from stable_forgetting.common.audits.recovery import held_out
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import NonNegative
+from stable_forgetting.common.data.parts import Part, utility_parts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,11 +48,23 @@ BLOCK = 64
 """Entries that share a scale, as in that paper."""
 
 
+def requantise(weight: Tensor, bits: int) -> Tensor:
+    """Symmetric rounding with one scale per output row; each entry moves by at most scale / 2.
+
+    Returns:
+        scale * round(weight / scale), scale = max |row| / (2^(bits-1) - 1), of the same shape.
+    """
+    import torch
+
+    top = 2 ** (bits - 1) - 1
+    rows = weight.detach().reshape(len(weight), -1).float()
+    scale = rows.abs().amax(dim=1, keepdim=True) / top
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return ((rows / scale).round() * scale).reshape(weight.shape).to(weight.dtype)
+
+
 def normal_float(weight: Tensor) -> Tensor:
     """The nearest NF4 values: max |w| of each block of 64 entries times one of :data:`NF4`.
-
-    Args:
-        weight: Of any shape.
 
     Returns:
         The rounded weight, of the same shape; a block of zeros stays zero.
@@ -84,15 +99,78 @@ def change_matrices_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> No
                 parameter.copy_(change(parameter))
 
 
-def after(audit: ModelAudit, task: AuditTask, model: nn.Module, name: str) -> Measures:
-    """Accuracy on forget and on what is to be kept, of a changed model; columns under ``name``."""
+def held_out(task: AuditTask, model: nn.Module, table: Mapping[str, Part]) -> Measures:
+    """Accuracy on every part that holds out what is to be kept, named after it."""
+    parts = task.split.parts
+    return {
+        part: accuracy(task.collect(model, parts[part]).correct, task.seed)
+        for part in utility_parts(parts, table)
+    }
+
+
+def after(
+    audit: ModelAudit, task: AuditTask, model: nn.Module, name: str, before: float | None = None
+) -> Measures:
+    """Accuracy on forget and on what is to be kept, of a changed model; columns under ``name``.
+
+    Where the accuracy on forget ``before`` is given, its change too.
+    """
     forget = task.collect(model, task.split.parts["forget"])
-    kept = held_out(task, model, audit.parts)
-    columns = {"forget": accuracy(forget.correct, task.seed), **kept}
+    columns = {"forget": accuracy(forget.correct, task.seed)}
+    if before is not None:
+        columns["change"] = Measure(forget.accuracy - before, n=len(forget))
+    columns |= held_out(task, model, audit.parts)
     return {f"{name} {part}": measure for part, measure in columns.items()}
 
 
-class NormalFloat(ModelAudit):
+class ChangedMatrices(ModelAudit):
+    """Accuracies of the model after a change of every weight matrix."""
+
+    shows_change: ClassVar[bool] = False
+
+    @abstractmethod
+    def changes(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """Name of the columns -> what becomes of a matrix."""
+
+    def measure(self, task: AuditTask) -> Measures:
+        """Accuracies for every change."""
+        before, found = None, dict[str, Measure]()
+        if self.shows_change:
+            before = task.collect(task.load(), task.split.parts["forget"]).accuracy
+        for name, change in self.changes().items():
+            model = task.load()
+            change_matrices_(model, change)
+            found |= after(self, task, model, name, before)
+        return found
+
+
+class Requantise(ChangedMatrices):
+    """Rounding the weights: a small unlearning update can fall below the rounding step.
+
+    Formula: w <- s round(w / s) with s = max |row| / (2^(b-1) - 1) for every weight matrix, b = 8
+    and 4; accuracy on forget and test afterwards, and the change of FA in points.  A change far
+    above Retrain's is recovered knowledge; a fall of test accuracy is the price of the rounding.
+    Source: Zhang et al. 2024 (arXiv 2410.16454).
+    """
+
+    info = AuditInfo(1, "minutes", "%", "no change of FA")
+    shows_change: ClassVar[bool] = True
+
+    class Config(Strict):
+        """Config of the rounding.
+
+        Attributes:
+            bits: Widths of the integers to try.
+        """
+
+        bits: tuple[Annotated[int, Field(ge=2, le=16)], ...] = (8, 4)
+
+    def changes(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """One per width."""
+        return {f"int{bits}": partial(requantise, bits=bits) for bits in self.config.bits}
+
+
+class NormalFloat(ChangedMatrices):
     """Rounding to the 4 bits that models are deployed in: NF4, as bitsandbytes and QLoRA have it.
 
     Formula: w <- s q, s = max |w| over a block of 64 entries, q the nearest of NF4's 16 values to
@@ -102,14 +180,12 @@ class NormalFloat(ModelAudit):
 
     info = AuditInfo(1, "minutes", "%", "that of Retrain")
 
-    def measure(self, task: AuditTask) -> Measures:
-        """Accuracies of the rounded model."""
-        model = task.load()
-        change_matrices_(model, normal_float)
-        return after(self, task, model, "NF4")
+    def changes(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """The one rounding."""
+        return {"NF4": normal_float}
 
 
-class Prune(ModelAudit):
+class Prune(ChangedMatrices):
     """Pruning: the smallest weights of every matrix are set to zero.
 
     Formula: w_ij <- 0 for the ``shares`` of a matrix's entries with the smallest |w_ij|; accuracy
@@ -128,14 +204,39 @@ class Prune(ModelAudit):
 
         shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.3, 0.5)
 
+    def changes(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """One per share."""
+        return {f"{100 * share:g} %": partial(pruned, share=share) for share in self.config.shares}
+
+
+class RemoveAdapter(ModelAudit):
+    """The attack that needs no skill: take the adapter off.
+
+    Formula: accuracies of the base weights alone; recovered = 100 (FA_base - FA_U) / (FA_Original -
+    FA_U).  An adapter beside its base is undone in full, by construction, unless it is merged
+    before the model is given away: this row is what such a release costs.
+    Source: by construction of every adapter beside a frozen base (LoRA, arXiv 2106.09685).
+    """
+
+    info = AuditInfo(1, "minutes", "%", "not deployed unmerged")
+    leaks: ClassVar[str] = ""
+
     def measure(self, task: AuditTask) -> Measures:
-        """Accuracies for every share."""
-        found: Measures = {}
-        for share in self.config.shares:
-            model = task.load()
-            change_matrices_(model, lambda weight, share=share: pruned(weight, share))  # type: ignore[misc]
-            found |= after(self, task, model, f"{100 * share:g} %")
-        return found
+        """Accuracies without the adapter and the share of FA that comes back."""
+        if not task.adapted:
+            raise NotApplicable("no adapter: the whole weights are stored")
+        forget = task.split.parts["forget"]
+        before = task.collect(task.load(), forget).accuracy
+        base = task.load_original()
+        bare = task.collect(base, forget)
+        lost = bare.accuracy - before
+        recovered = Measure(100.0, n=len(bare), note="base is Original") if lost > 0 else None
+        nothing = Measure(None, n=len(bare), note="nothing was forgotten")
+        return {
+            "forget": accuracy(bare.correct, task.seed),
+            **held_out(task, base, self.parts),
+            "recovered": recovered or nothing,
+        }
 
 
 class ScaleAdapter(ModelAudit):

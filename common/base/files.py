@@ -76,10 +76,6 @@ def sweep(folder: Path, age: float = 3600.0) -> None:
 def held(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """A lock that ends with the process that holds it, on a file that ends with the lock.
 
-    Args:
-        path: The file.
-        wait: Wait until it is free.
-
     Yields:
         Whether it was free.
     """

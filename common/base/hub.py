@@ -63,10 +63,6 @@ def parsed(name: str | Path) -> tuple[str, str | None]:
 def fetch(name: str | Path, patterns: Sequence[str]) -> Path:
     """Files of a repository, from the hub or from its cache.
 
-    Args:
-        name: See :func:`is_repository`.
-        patterns: Of the files.
-
     Returns:
         Their folder; its name is the commit.
 
@@ -103,14 +99,6 @@ def check_push(name: str) -> None:
 
 def push(folder: Path, name: str, kind: str = "model") -> str:
     """Uploads a folder; a repository that is not there yet is made, and is private.
-
-    Args:
-        folder: All of it is uploaded.
-        name: See :func:`is_repository`.
-        kind: ``model`` or ``dataset``.
-
-    Returns:
-        The address.
 
     Raises:
         ConfigError: See :func:`check_push`.

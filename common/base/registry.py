@@ -252,10 +252,11 @@ def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
 def _load_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"--plugin {path}: no such file")
-    name = f"{_FILE_PLUGIN}{path.stem}"
-    loaded = sys.modules.get(name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path.resolve()):
+    if str(path.resolve()) in plugin_files():
         return
+    name = f"{_FILE_PLUGIN}{path.stem}"
+    while name in sys.modules:  # another folder's file of this name keeps its module and its digest
+        name += "_"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.origin is None:
         raise ConfigError(f"--plugin {path}: not a Python file")

@@ -19,13 +19,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class _State:
-    """What was asked of this process.
-
-    Attributes:
-        number: The first signal; None before it.
-        deferring: Whether a training runs, which ends by itself at its next step.
-        worker: Whether a parent waits for this process's end.
-    """
+    """What was asked of this process."""
 
     number: int | None = None
     deferring = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import gram_norm
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
 from stable_forgetting.common.bounded.peft import attach_peft, merge_peft
-from stable_forgetting.common.bounded.phi import Bound
 from stable_forgetting.common.bounded.polynomial import OddPolynomial
 from stable_forgetting.common.bounded.quantised import (
     BoundedPointwise,
@@ -88,10 +87,6 @@ def attach(
 
 def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
     """Names of the layers that patterns match, in the model's order.
-
-    Args:
-        model: Any module.
-        targets: Glob patterns on module names.
 
     Raises:
         ConfigError: A pattern matches nothing, or something that is not a linear layer.
@@ -166,7 +161,7 @@ def detach(model: nn.Module) -> nn.Module:
         merged, squares = layer.merge()
         _replace(model, name, merged)
         total += squares
-    warn_of_loss("the model", total)
+    warn_of_loss(total)
     return model
 
 
@@ -253,20 +248,8 @@ def _polynomials(fitted: Sequence[OddPolynomial | None]) -> dict[str, float]:
     }
 
 
-class Factors(Protocol):
-    """An adapted layer, or K of them on one frozen weight.
-
-    Attributes:
-        weight: (k, d), frozen.
-        bound: phi with its factors.
-        A: (k, r) or (K, k, r).
-        Bt: (r, d) or (K, r, d).
-    """
-
-    weight: Tensor
-    bound: Bound
-    A: nn.Parameter
-    Bt: nn.Parameter
+Factors = Any
+"""An adapted layer, or K of them on one frozen weight: A is (k, r) or (K, k, r), Bt likewise."""
 
 
 @torch.no_grad()
@@ -290,7 +273,7 @@ def project_layer_(layer: Factors, radius: float) -> Tensor:
         reports it.
     """
     norm = layer.bound.outer * layer.bound.inner * gram_norm(layer.A, layer.Bt)
-    outside = (norm > radius) & norm.isfinite() & (radius > 0)
+    outside: Tensor = (norm > radius) & norm.isfinite() & (radius > 0)
     factor = torch.where(outside, (radius / norm).sqrt() * (1 - 1e-6), 1.0)
     for parameter in (layer.A, layer.Bt):
         parameter.mul_(factor.to(parameter.dtype)[..., None, None])

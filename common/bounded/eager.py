@@ -142,14 +142,6 @@ def backward(
     """(dx, dA, dBt) in one sweep over the rows, each argument of phi built once.
 
     dx is summed over the blocks in the factors' dtype, which must hold ``weight``'s and ``g``'s.
-
-    Args:
-        g: (N, k).
-        x: (N, d).
-        weight: W0, (k, d), or None where dW stands alone.
-        update: dW.
-        need_A: Whether dA is wanted.
-        need_Bt: Whether dBt is wanted.
     """
     bound, start = update.bound, update.start
     dx = torch.zeros_like(x, dtype=factor_dtype(update.A))

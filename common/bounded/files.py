@@ -37,12 +37,7 @@ START = ("A0", "Bt0")
 
 @dataclass(frozen=True)
 class AdapterState:
-    """An adapter as it is written.
-
-    Attributes:
-        tensors: Name -> tensor on the CPU.
-        meta: The JSON config.
-    """
+    """An adapter as it is written."""
 
     tensors: Mapping[str, Tensor]
     meta: Mapping[str, Any]

@@ -55,12 +55,6 @@ def shared_weight(
 ) -> Tensor | None:
     """The layer's effective weight (k, d) in ``dtype``, built on first use; None outside a scope.
 
-    Args:
-        layer: Around which a scope may be open.
-        factors: A and Bt, which must stay as they are.  (A start is a constant that DDP rewrites.)
-        dtype: Of the weight.
-        build: dtype -> the weight.
-
     Raises:
         RuntimeError: The factors changed inside the scope.
     """
@@ -136,10 +130,6 @@ class BoundedLinear(nn.Module):
 
         ``dW = outer phi(inner A Bt) - outer phi(inner A0 Bt0)`` is zero right after this call.
         The start is saved, loaded and merged with the adapter; it doubles :attr:`entry_bound`.
-
-        Args:
-            A: (k, r).
-            Bt: (r, d).
         """
         assert A.shape == self.A.shape and Bt.shape == self.Bt.shape, (
             "a start has A's and Bt's shape"
@@ -229,18 +219,12 @@ class BoundedLinear(nn.Module):
             "fitted": fitted,
         }
 
-    def merged(self) -> nn.Module:
-        """A plain layer with W0 + dW; added in float32 or wider, cast to the weight's dtype.
-
-        Warns where that dtype loses the update; see :func:`common.bounded.attach.detach`.
-        """
-        layer, squares = self.merge()
-        warn_of_loss("this layer", squares)
-        return layer
-
     @torch.no_grad()
     def merge(self) -> tuple[nn.Module, Tensor]:
-        """The merged layer, and the squared norms of W0, dW and of what rounding took of dW."""
+        """A plain layer with W0 + dW, and squared norms of W0, dW and of what rounding took of dW.
+
+        The sum is taken in float32 or wider, and cast to the weight's dtype.
+        """
         k, d = self.weight.shape
         layer = nn.Linear(d, k, bias=self.bias is not None, device="meta")
         wide = torch.promote_types(self.weight.dtype, torch.float32)
@@ -271,19 +255,16 @@ def bound_of(config: AdapterConfig, size: Callable[[], float]) -> Bound:
     return Bound(config.phi, outer, config.scale * config.omega / outer, config.clip)
 
 
-def warn_of_loss(what: str, squares: Tensor) -> None:
-    """Warns, once, where merging ``what`` rounds off more than :data:`TOLERATED_LOSS` of dW.
+def warn_of_loss(squares: Tensor) -> None:
+    """Warns, once, where merging the model rounds off more than :data:`TOLERATED_LOSS` of dW.
 
-    Args:
-        what: Named in the warning.
-        squares: (3,) of :meth:`BoundedLinear.merge`, possibly summed over layers.
+    ``squares`` are (3,) of :meth:`BoundedLinear.merge`, summed over layers.
     """
     base, delta, lost = squares.sqrt().tolist()
     if delta > 0 and lost > TOLERATED_LOSS * delta:
         logger.warning(
-            "merging rounds off part of the update of %s: ||dW|| / ||W0|| is %.1e, and %.0f %% of "
-            "||dW|| is lost; merge in float32, or keep the adapter",
-            what,
+            "merging rounds off part of the update of the model: ||dW|| / ||W0|| is %.1e, and "
+            "%.0f %% of ||dW|| is lost; merge in float32, or keep the adapter",
             delta / base if base else math.inf,
             100 * lost / delta,
         )
@@ -307,9 +288,6 @@ def reuse_weights(model: nn.Module) -> Iterator[None]:
     exception.  Threads that open a scope on one model share its weights.  A graph made inside can
     be differentiated after the block, and holds its weight until then; with gradient checkpointing,
     differentiate inside.
-
-    Args:
-        model: Any module; without adapted layers nothing happens.
     """
     layers = [layer for _, layer in adapted_layers(model)]
     with LOCK:

@@ -22,12 +22,6 @@ def attach_peft(
 ) -> None:
     """Puts layers of peft around linear layers, in place; nothing else stays trainable.
 
-    Args:
-        model: Any module.
-        names: Of its linear layers.
-        config: With ``peft``.
-        generator: Its seed draws the factors.
-
     Raises:
         ConfigError: peft is not installed.
     """

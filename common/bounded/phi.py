@@ -177,14 +177,7 @@ for _phi in (
 
 
 class Bound(NamedTuple):
-    """The form of an update: ``dW = outer * phi(inner * A Bt)``.
-
-    Attributes:
-        phi: Name of the entrywise function.
-        outer: Factor outside phi.
-        inner: Factor inside phi.
-        clip: Threshold of phi = clip.
-    """
+    """The form of an update: ``dW = outer * phi(inner * A Bt)``."""
 
     phi: str
     outer: float

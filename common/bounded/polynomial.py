@@ -61,10 +61,6 @@ def odd_polynomial(phi: str, reach: float) -> OddPolynomial | None:
     """The shortest polynomial whose error is at most :data:`TOLERANCE`; None where none is.
 
     phi(z) / z is interpolated in z^2 at Chebyshev points, close to the best that a degree allows.
-
-    Args:
-        phi: Name of an odd function of ``PHIS``.
-        reach: c > 0.
     """
     for degrees in DEGREES:
         fitted = _fit(phi, reach, degrees)
@@ -103,15 +99,7 @@ def certified_reach(A: Tensor, Bt: Tensor, inner: float) -> float:
 def choose(
     bound: Bound, A: Tensor, Bt: Tensor, start: Start | None, *, by_cost: bool
 ) -> OddPolynomial | None:
-    """The polynomial that stands for phi at these factors; None where the exact product is taken.
-
-    Args:
-        bound: The form of dW.
-        A: (k, r).
-        Bt: (r, d).
-        start: (A0, Bt0), whose dW is subtracted.
-        by_cost: Take it only where it also takes less work than the exact product.
-    """
+    """What stands for phi at these factors, or None; ``by_cost``: only where it is less work."""
     pairs = [(A, Bt)] if start is None else [(A, Bt), start]
     reach = max(certified_reach(*pair, bound.inner) for pair in pairs)
     if not math.isfinite(reach) or bound.phi not in ODD:

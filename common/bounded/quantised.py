@@ -25,11 +25,6 @@ class BoundedPointwise(BoundedLinear):
 
     It is :class:`BoundedLinear` over the channels: ``weight`` is (k, d) while an adapter is
     attached, a view of the convolution's (k, d, 1, 1).
-
-    Args:
-        base: A layer for which :func:`is_pointwise` holds; its parameters are shared and frozen.
-        config: Rank, bound and scales.
-        generator: Draws B, as for :class:`BoundedLinear`.
     """
 
     def __init__(self, base: nn.Conv2d, config: AdapterConfig, generator: torch.Generator):
@@ -71,11 +66,6 @@ class QuantisedBoundedLinear(BoundedLinear):
     The update is computed in the activations' dtype (autocast's under autocast), and added in the
     base's.  The gradient of x passes through the base's own backward; torch's quantised modules
     drop it, so there it is taken through their dequantised weight.
-
-    Args:
-        base: A layer for which :func:`is_quantised` holds; shared, kept under ``base``, frozen.
-        config: Rank, bound and scales, with any mode but ``merged``.
-        generator: Draws B, as for :class:`BoundedLinear`.
 
     Raises:
         ConfigError: ``bound: relative`` on a base without a dense weight.

@@ -110,6 +110,7 @@ MAX_RANK = 32
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EXACT = "tf32x3"
 """Products that must be as good as float32 (three products of tensor cores: 21 bits or more)."""
+MOST_SPLITS = 8
 EPILOGUE_TOKENS = 140
 """Cost of an epilogue in tokens of the main loop (a model: 48 of products, 92 of phi')."""
 
@@ -150,12 +151,6 @@ def build_weight(
     weight: Tensor | None, update: Update, dtype: torch.dtype, *, tiles: Tiles = BUILD_TILES
 ) -> Tensor:
     """``W0 + outer * (phi(inner * A Bt) - phi(inner * A0 Bt0))``, in float32, rounded once.
-
-    Args:
-        weight: Frozen W0, (k, d), any strides and float dtype; None is zero.
-        update: dW.
-        dtype: Of the result.
-        tiles: Sizes of one program's tile.
 
     Returns:
         (k, d), contiguous.
@@ -212,9 +207,6 @@ def contract(
     Args:
         g: dL/dy, (N, k), any strides, N >= 1.
         x: (N, d), any strides, of g's dtype.
-        update: dW; its start does not enter.
-        need_A: Whether dA is wanted.
-        need_Bt: Whether dBt is wanted.
         splits: Parts of the tokens that run beside each other; chosen for the device when absent.
         atomic: Add by atomics (no workspace, but other bits in every run).
         tiles: Sizes of one program's tile; chosen by dtype when absent.
@@ -280,7 +272,7 @@ def _contract(
     return dA.sum(0), dBt.sum(0)
 
 
-def choose_splits(tiles: int, tokens: int, processors: int, most: int = 8) -> int:
+def choose_splits(tiles: int, tokens: int, processors: int) -> int:
     """Parts of the tokens that fill the last wave of programs: the cheapest in a simple model.
 
     A program costs its tokens and one epilogue; ``ceil(tiles * s / processors)`` of them run one
@@ -290,7 +282,7 @@ def choose_splits(tiles: int, tokens: int, processors: int, most: int = 8) -> in
     def cost(parts: int) -> float:
         return math.ceil(tiles * parts / processors) * (tokens / parts + EPILOGUE_TOKENS)
 
-    return min(range(1, most + 1), key=cost)
+    return min(range(1, MOST_SPLITS + 1), key=cost)
 
 
 def _native(A: Tensor, bound: Bound) -> bool:

@@ -21,13 +21,14 @@ from stable_forgetting.common.base.errors import named_line
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.bounded.attach import attach
 from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.common.checks.tiny_task import CheckResult, seeded_streams, tensors_digest
+from stable_forgetting.common.checks.tiny_task import CheckResult, seeded_streams
 from stable_forgetting.common.data.batch import ordered_batches
 from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.data.splits import TRAIN_PARTS, ForgetSplit
 from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.measure.scores import without_probs
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, Versions
+from stable_forgetting.common.store.weights import tensors_digest
 from stable_forgetting.common.train.config import FitConfig
 
 HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate")
@@ -57,11 +58,6 @@ def check_benchmark(
     name: str, config: Mapping[str, Any] | Strict, runtime: Runtime
 ) -> list[CheckResult]:
     """Every promise of a registered benchmark under one protocol, without training anything.
-
-    Args:
-        name: Registered name.
-        config: The protocol; its data must be there.
-        runtime: Where and on what.
 
     Raises:
         ConfigError: No such benchmark, or the protocol is not valid.

@@ -92,10 +92,6 @@ def check_method(name: str, params: Mapping[str, Any] | None = None) -> list[Che
     Runs are shortened through ``steps`` or ``epochs`` where the config has them, unless ``params``
     sets them.
 
-    Args:
-        name: Registered name.
-        params: Overrides of the method's config.
-
     Raises:
         ConfigError: No such method, or ``params`` does not fit its config.
     """
@@ -122,15 +118,7 @@ def _short_config(name: str, cls: type[UnlearningMethod], params: Mapping[str, A
 
 @dataclass
 class _Trial:
-    """One run of a method: what it returned or raised, and what it left behind.
-
-    Attributes:
-        task: What it was given.
-        error: What it raised.
-        moved: Global states that it changed.
-        model: What it returned.
-        merged: The state dict after adapters were merged into a copy.
-    """
+    """One run of a method: what it returned or raised, and what it left behind."""
 
     task: WatchedTask
     error: Exception | None
@@ -180,14 +168,7 @@ class _MethodRuns:
     def _run(
         self, *, seed: int = 1, salt: int = 1, layout: str | None = None, guarded: bool = True
     ) -> _Trial:
-        """One run.
-
-        Args:
-            seed: Of the run.
-            salt: Sets the global random streams, which must not matter.
-            layout: Which split; the first that the method applies to when absent.
-            guarded: Only declared data may be read; else everything.
-        """
+        """One run."""
         access = self.info.access if guarded else DECLARABLE | {"test"}
         model: nn.Module = copy.deepcopy(self.original)
         task = self.problem.task(model, layout or self.layouts[0], seed, access)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from stable_forgetting.common.data.splits import ForgetSplit, class_forget, rand
 from stable_forgetting.common.methods.base import train_reference
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.protocol.family import ModelFamily
+from stable_forgetting.common.store.weights import tensors_digest
 from stable_forgetting.common.train.config import FitConfig
 
 
@@ -176,16 +176,6 @@ class VectorSource:
         return Batch({"x": values}, self._labels[indices], indices)
 
 
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, shapes, dtypes and bits."""
-    state = hashlib.sha256()
-    for name, tensor in tensors.items():
-        array = tensor.detach().cpu().contiguous().view(-1)
-        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        state.update(array.view(torch.uint8).numpy().tobytes())
-    return state.hexdigest()
-
-
 @dataclass
 class WatchedTask(UnlearnTask):
     """Notes what is trained and where adapters start.
@@ -253,14 +243,7 @@ class TinyProblem(ModelFamily):
     def task(
         self, model: nn.Module, scenario: str, seed: int, access: frozenset[str]
     ) -> WatchedTask:
-        """A task around ``model``.
-
-        Args:
-            model: What the method may change.
-            scenario: ``class`` or ``random``.
-            seed: Of the run.
-            access: Parts that the method may read.
-        """
+        """A task around ``model``."""
         return WatchedTask(
             model=model,
             data=DataAccess(self.source(), self.split(scenario), access),

@@ -29,9 +29,6 @@ class Reads:
     """How many samples of each part a method was given; its state goes into checkpoints.
 
     The same tensor of indices asked for again at once is another view of one batch: it counts once.
-
-    Args:
-        split: Whose parts are counted.
     """
 
     def __init__(self, split: ForgetSplit):
@@ -74,13 +71,6 @@ class Reads:
 
 class DataAccess:
     """Source and split of a run, as far as a method may see them.
-
-    Args:
-        source: The modality's data.
-        split: The frozen index sets.
-        declared: Parts that the method declares; ``initial`` stands for a fresh model.
-        method: Its name, for errors.
-        reads: Where samples are counted; a counter of its own when absent.
 
     Attributes:
         source: Gives out samples of declared parts alone.

@@ -140,10 +140,6 @@ def every_position(source: object, pad_to: PadTo | None = None) -> Callable[[Bat
 
     Published code that forgets its mask averages over these.  Where a source has no masks, a
     sample has one position, which counts.
-
-    Args:
-        source: Where batches come from.
-        pad_to: See :attr:`common.methods.forget_retain.PaddedConfig.pad_to`.
     """
     if not isinstance(source, UnmaskedSource):
         return lambda batch: batch

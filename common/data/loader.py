@@ -70,12 +70,7 @@ class Loader:
             self.augmenter = _child(self.generator, rank)
 
     def stand_for(self, samples: Callable[[np.ndarray], int], batch_size: int) -> None:
-        """From now on epochs count those of a larger set, and batches are small.
-
-        Args:
-            samples: Index set -> samples of the set that it stands for.
-            batch_size: Samples per batch, at most.
-        """
+        """From now on epochs count those of a larger set, and batches are small."""
         self.real = samples(self.indices.numpy()), self.real[1]
         self.batch_size = min(self.batch_size, batch_size)
 
@@ -129,16 +124,7 @@ def _child(generator: torch.Generator, rank: int) -> torch.Generator:
 
 
 class RelabelledLoader(Loader):
-    """A loader that gives the members of one index set random labels.
-
-    Args:
-        inner: Where batches come from (its generator is shared).
-        members: Indices whose labels are replaced.
-        num_classes: Labels are drawn from 0 to ``num_classes - 1``.
-        classes: Labels are drawn from these alone; from all when absent.
-        exclude_true: Never draw the true label.
-        redraw: Draw anew every epoch; otherwise once.
-    """
+    """A loader that gives the members of one index set random labels."""
 
     def __init__(
         self,
@@ -256,11 +242,6 @@ class PairedLoader(Loader):
     Sample i of the leader's index set has sample ``i mod len(indices)`` of this set as partner, so
     of a longer set only the beginning is used.  Both draw the same order from generators in the
     same state, so neither needs the other while it runs, resumes or is sharded.
-
-    Args:
-        leader: Whose order is followed; it has drawn nothing yet.
-        source: Where partners come from.
-        indices: Int64 index set of the partners.
     """
 
     def __init__(self, leader: Loader, source: Source, indices: np.ndarray):

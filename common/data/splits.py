@@ -172,11 +172,6 @@ def half_split(split: ForgetSplit, seed: int, index: int) -> ForgetSplit:
     Splits 2j and 2j + 1 hold complementary halves, so that over an even number of shadows every
     sample is on each side equally often.
 
-    Args:
-        split: The split that is audited.
-        seed: Of the draw.
-        index: Which shadow.
-
     Returns:
         Its parts with ``forget`` halved and ``forget_out``, the half that nothing trains on.
     """
@@ -199,13 +194,6 @@ def request_split(
     """One of ``count`` forget requests that come in turn and add up to a split's forget set.
 
     Whole classes are dealt out by class, other forget sets by hash order.
-
-    Args:
-        split: The split whose forget set is asked for bit by bit.
-        labels: Indices -> (N,) class labels.
-        seed: Of the order.
-        index: Which request, from 0.
-        count: Requests in all.
 
     Returns:
         ``forget``: this request; ``retain``: also what later requests will ask for; ``earlier``:

@@ -30,11 +30,6 @@ def answer_distances(
 ) -> dict[str, float | None]:
     """How differently two models answer, averaged over the samples of each part.
 
-    Args:
-        scores: Part -> scores of a model, with the softmax over classes.
-        target: The same of the other.
-        parts: The parts to compare.
-
     Returns:
         ``js_PART``: mean Jensen-Shannon divergence in nats; ``changed_PART``: percent of the
         samples on which both models choose different classes.  None where a side keeps no softmax

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+STARTS, ITERATIONS = 8, 200
+"""Points to start from, per label, and iterations from each at most."""
 PRECISION = 1e-12
 """Nats that an iteration must gain to be followed by another."""
 
@@ -38,11 +40,7 @@ class LastLayers:
 
 @torch.no_grad()
 def cross_entropy_ceilings(
-    layers: LastLayers,
-    labels: Iterable[int] | None = None,
-    *,
-    starts: int = 8,
-    iterations: int = 200,
+    layers: LastLayers, labels: Iterable[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Largest cross-entropy per label, reached by ascent on the sphere, and a proven bound.
 
@@ -52,8 +50,6 @@ def cross_entropy_ceilings(
     Args:
         layers: What is frozen.
         labels: L of the C labels; all when None.
-        starts: Points to start from, per label.
-        iterations: Of each ascent, at most; it ends where it gains nothing more.
 
     Returns:
         Two times (L,), in nats: the largest value reached, and log sum_j exp of the largest
@@ -71,10 +67,10 @@ def cross_entropy_ceilings(
         norms = slopes.norm(dim=1)
         highest = radius * norms + offsets  # of each z_j - z_y alone
         bounds.append(highest.logsumexp(0))
-        first = highest.topk(min(starts, len(weight))).indices
+        first = highest.topk(min(STARTS, len(weight))).indices
         points = radius * slopes[first] / norms[first, None].clamp_min(1e-30)
         logits = points @ slopes.T + offsets
-        for _ in range(iterations):
+        for _ in range(ITERATIONS):
             before = logits.logsumexp(1)
             gradient = logits.softmax(1) @ slopes
             points = radius * gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)

@@ -7,22 +7,14 @@ only when a quantile or a test is asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from stable_forgetting.common.measure.metric import GapColumn, Row
 
 
-class KSResult(NamedTuple):
-    """Two-sample Kolmogorov-Smirnov test; p depends on both sample sizes."""
-
-    statistic: float
-    p_value: float
-
-
-def ks_two_sample(first: Sequence[float], second: Sequence[float]) -> KSResult:
-    """Two-sided Kolmogorov-Smirnov test that both samples have one distribution.
+def ks_two_sample(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """(statistic, p) of the two-sided Kolmogorov-Smirnov test that both have one distribution.
 
     Exact for small samples, asymptotic for large ones (SciPy's ``auto``).
     """
@@ -30,7 +22,7 @@ def ks_two_sample(first: Sequence[float], second: Sequence[float]) -> KSResult:
 
     assert all(map(math.isfinite, first)) and all(map(math.isfinite, second)), "values not finite"
     result = ks_2samp(first, second)
-    return KSResult(float(result.statistic), float(result.pvalue))
+    return float(result.statistic), float(result.pvalue)
 
 
 def harmonic_mean(values: Sequence[float | None]) -> float | None:
@@ -61,27 +53,21 @@ def _distances(row: Row, target: Row, metrics: Sequence[str]) -> list[float] | N
 def average_gap(row: Row, target: Row, metrics: Sequence[str]) -> float | None:
     """AG: mean absolute gap to the retrained model over ``metrics``, in percentage points."""
     distances = _distances(row, target, metrics)
-    return None if distances is None else math.fsum(distances) / len(distances)
+    return None if distances is None else _FORMULAS["mean"](distances)
 
 
-def max_gap(row: Row, target: Row, metrics: Sequence[str]) -> float | None:
-    """Largest absolute gap over ``metrics``, which a mean can hide."""
-    distances = _distances(row, target, metrics)
-    return None if distances is None else max(distances)
-
-
-def tow(row: Row, target: Row, metrics: Sequence[str]) -> float | None:
-    """Tug of war (RUM, Zhao et al., 2024): product of 1 - |gap| / 100; 1 is a perfect match."""
-    distances = _distances(row, target, metrics)
-    return None if distances is None else math.prod(1 - value / 100 for value in distances)
-
-
-_FORMULAS = {"mean": average_gap, "max": max_gap, "tow": tow}
+_FORMULAS: Mapping[str, Callable[[list[float]], float]] = {
+    "mean": lambda distances: math.fsum(distances) / len(distances),
+    "max": max,
+    "tow": lambda distances: math.prod(1 - value / 100 for value in distances),
+}
+"""Of absolute gaps: their mean, the largest, and the tug of war (RUM, Zhao et al., 2024)."""
 
 
 def derived(row: Row, target: Row, column: GapColumn, metrics: Sequence[str]) -> float | None:
     """The value of a further column: its formula over its own metrics, or over ``metrics``."""
-    return _FORMULAS[column.formula](row, target, column.metrics or metrics)
+    distances = _distances(row, target, column.metrics or metrics)
+    return None if distances is None else _FORMULAS[column.formula](distances)
 
 
 def student_central(t: float, dof: int) -> float:
@@ -163,13 +149,7 @@ class Floor:
 def retrain_floor(
     first: Sequence[Row], second: Sequence[Row], distance: Callable[[Row, Row], float | None]
 ) -> Floor:
-    """The noise floor of AG: second Retrain against first, seed by seed.
-
-    Args:
-        first: Metrics of the Retrain that methods are compared with, one row per seed.
-        second: Metrics of an independent Retrain on the same splits, in the same order.
-        distance: (row, target) -> AG.
-    """
+    """The noise floor of AG: second Retrain against first, seed by seed."""
     ags = tuple(distance(row, target) for row, target in zip(second, first, strict=True))
     measured = [value for value in ags if value is not None]
     return Floor(ags, summarise(measured) if measured else None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from stable_forgetting.common.measure.metric import Row
 
@@ -44,16 +44,13 @@ class Goal(ABC):
         reach: ``below`` or ``above``: on which side of the value the goal is reached; the value
             itself is not enough, unless the goal is :attr:`inclusive`.
         inclusive: Whether the value itself reaches the goal.
+        needs: The reference models whose metrics the value comes from.
     """
 
     metric: str
     reach: Reach
     inclusive: bool = False
-
-    @property
-    @abstractmethod
-    def needs(self) -> frozenset[Role]:
-        """The reference models whose metrics the value comes from."""
+    needs: ClassVar[frozenset[Role]]
 
     @abstractmethod
     def value(self, references: References) -> float | None:
@@ -97,15 +94,11 @@ class RetrainGoal(Goal):
         share: The value is this share of it.
     """
 
+    needs: ClassVar[frozenset[Role]] = frozenset({"retrain"})
     metric: str
     reach: Reach = "below"
     share: float = 1.0
     inclusive: bool = False
-
-    @property
-    def needs(self) -> frozenset[Role]:
-        """Retrain."""
-        return frozenset({"retrain"})
 
     def value(self, references: References) -> float | None:
         """That share of Retrain's value of the same metric."""
@@ -129,16 +122,12 @@ class MeasuredGoal(Goal):
         least: The smallest value that is a goal.
     """
 
+    needs: ClassVar[frozenset[Role]] = frozenset({"original"})
     metric: str
     on: str
     reach: Reach = "below"
     share: float = 1.0
     least: float = -math.inf
-
-    @property
-    def needs(self) -> frozenset[Role]:
-        """Original."""
-        return frozenset({"original"})
 
     def value(self, references: References) -> float | None:
         """Original's value of :attr:`on`."""
@@ -162,16 +151,12 @@ class ConstantGoal(Goal):
         source: Where the number stands, for legends.
     """
 
+    needs: ClassVar[frozenset[Role]] = frozenset()
     metric: str
     constant: float
     source: str
     reach: Reach = "below"
     inclusive: bool = False
-
-    @property
-    def needs(self) -> frozenset[Role]:
-        """No reference."""
-        return frozenset()
 
     def value(self, references: References) -> float | None:
         """The constant."""

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+LEVEL = 0.95
+"""Share of draws between both ends of an interval."""
+
 
 def shares(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metric -> its share of the distances of all rows together; they add up to 1.
@@ -31,7 +34,6 @@ def rank_intervals(
     values: np.ndarray,
     trials: Sequence[Sequence[float]] = (),
     *,
-    level: float = 0.95,
     draws: int = 2000,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(N,) lowest and (N,) highest ranks of rows by their means, under other seeds and trials.
@@ -44,14 +46,13 @@ def rank_intervals(
     Args:
         values: (N, n) value of every row on every seed.
         trials: Of each row, what each of its trials was worth; infinite where one diverged.
-        level: Share of draws between both ends.
         draws: How many; always the same ones.
     """
     stream = np.random.default_rng(0)
     drawn = values.mean(1) + _of_seeds(values, draws, stream)
     for row, own in enumerate(trials):
         drawn[:, row] += _of_trials(own, draws, stream)
-    ends = [(1 - level) / 2, (1 + level) / 2]
+    ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     low, high = np.quantile(ranks(shown(drawn)), ends, axis=0, method="inverted_cdf")
     return low, high
 

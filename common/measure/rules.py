@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from stable_forgetting.common.measure.gaps import average_gap, gap
 from stable_forgetting.common.measure.goal import Goal, References, Role
@@ -66,6 +67,8 @@ class GapRule:
         unit: Of AG.
     """
 
+    needs: ClassVar[frozenset[Role]] = frozenset({"retrain"})
+    goals: ClassVar[tuple[Goal, ...]] = ()
     metrics: tuple[str, ...]
     trial: tuple[str, ...]
     title: str = "AG"
@@ -75,16 +78,6 @@ class GapRule:
     also: tuple[GapColumn, ...] = (MAX_GAP,)
     axes: tuple[Axis, ...] = ()
     unit: str = "points"
-
-    @property
-    def needs(self) -> frozenset[Role]:
-        """Retrain."""
-        return frozenset({"retrain"})
-
-    @property
-    def goals(self) -> tuple[Goal, ...]:
-        """None: the distance alone orders."""
-        return ()
 
     def weights(self, *, trial: bool = False) -> dict[str, float]:
         """Metric -> what its absolute gap counts for in AG; they add up to 1.
@@ -143,9 +136,6 @@ class GoalRule:
         title: Head of the distance's column.
         columns: Main table of a suite that names none; the goals' metrics and utility when empty.
         compact: Columns that a narrow terminal keeps.
-        also: Further derived columns; goals have none.
-        axes: Goals have none either.
-        unit: Of the distance.
     """
 
     goals: tuple[Goal, ...]
@@ -154,9 +144,9 @@ class GoalRule:
     title: str = "to goal"
     columns: tuple[str, ...] = ()
     compact: tuple[str, ...] = ()
-    also: tuple[GapColumn, ...] = field(default=(), init=False)
-    axes: tuple[Axis, ...] = field(default=(), init=False)
-    unit: str = field(default="points", init=False)
+    also: ClassVar[tuple[GapColumn, ...]] = ()
+    axes: ClassVar[tuple[Axis, ...]] = ()
+    unit: ClassVar[str] = "points"
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -166,10 +156,7 @@ class GoalRule:
     @property
     def needs(self) -> frozenset[Role]:
         """The references that a suite must hold: Original, and what the goals ask for."""
-        roles: set[Role] = {"original"}
-        for goal in self.goals:
-            roles |= goal.needs
-        return frozenset(roles)
+        return frozenset[Role]({"original"}).union(*(goal.needs for goal in self.goals))
 
     @property
     def words(self) -> str:
@@ -189,13 +176,7 @@ class GoalRule:
         return None if None in answers else True
 
     def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
-        """The distance to the goals (see the class); None while something is unknown.
-
-        Args:
-            row: Metrics of one model.
-            references: Of the same seed.
-            trial: A tuning trial: :attr:`trial_utility` stands for the utility.
-        """
+        """The distance to the goals (see the class); None while something is unknown."""
         excesses = [goal.excess(row, references) for goal in self.goals]
         utility = (self.trial_utility if trial else "") or self.utility
         lost = _lost(row, references.original, utility)
@@ -228,12 +209,7 @@ def _lost(row: Row, original: Row | None, metric: str) -> float | None:
 
 @dataclass(frozen=True)
 class Criterion:
-    """One rule of a rule set.
-
-    Attributes:
-        name: Such as ``C1``.
-        goal: What has to be reached.
-    """
+    """One rule of a rule set."""
 
     name: str
     goal: Goal

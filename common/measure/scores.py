@@ -141,10 +141,8 @@ def load_scores(path: Path) -> dict[str, Scores]:
         ) from None
 
 
-def collect(
-    forward: data.Forward, batches: Iterable[data.Batch], *, keep_probs: bool = True
-) -> Scores:
-    """Scores every sample once, in the order of ``batches``.
+def collect(forward: data.Forward, batches: Iterable[data.Batch]) -> Scores:
+    """Scores every sample once, in the order of ``batches``; of sequences without a softmax.
 
     Runs under ``inference_mode``; softmax is taken in float32 whatever the model computes in.
     Putting the model into eval mode is the caller's part.
@@ -153,7 +151,6 @@ def collect(
         forward: Batch -> logits, (N, C) for classes or (N, T, C) for sequences, aligned with the
             batch's labels; tokens labelled -100 are not scored.
         batches: All samples of one part.
-        keep_probs: Keep the (N, C) softmax; never kept for sequences.
 
     Raises:
         Diverged: A scored logit is NaN or infinite.
@@ -165,14 +162,15 @@ def collect(
     with torch.inference_mode():
         for batch in batches:
             logits = forward(batch)
-            score = _score_sequences if logits.ndim == 3 else _score_classes
-            table, softmax = score(logits, batch.labels.to(logits.device))
-            columns.append(table)
+            scored = batch.labels.to(logits.device)
             indices.append(batch.indices.cpu().numpy().astype(np.int64))
-            if softmax is not None:
-                labels.append(batch.labels.cpu().numpy().astype(np.int64))
-                if keep_probs:
-                    probs.append(softmax.cpu().numpy())
+            if logits.ndim == 3:
+                columns.append(_score_sequences(logits, scored))
+                continue
+            table, softmax = _statistics(logits, scored)
+            columns.append(_checked(table))
+            labels.append(batch.labels.cpu().numpy().astype(np.int64))
+            probs.append(softmax.cpu().numpy())
     if not columns:
         raise DataError("there is nothing to score: the part has no samples")
     values = np.concatenate(columns).astype(np.float32)
@@ -187,12 +185,7 @@ def collect(
     )
 
 
-def _score_classes(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor | None]:
-    table, probs = _statistics(logits, labels)
-    return _checked(table), probs
-
-
-def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor | None]:
+def _score_sequences(logits: Tensor, labels: Tensor) -> np.ndarray:
     """Token means per sample, float64; chunked, since vocabularies are large."""
     import torch
 
@@ -211,7 +204,7 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor
     sums = [
         np.bincount(owner, weights=tokens[:, k], minlength=len(labels)) for k in range(len(COLUMNS))
     ]
-    return np.stack(sums, axis=1) / counts[:, None], None
+    return np.asarray(np.stack(sums, axis=1) / counts[:, None])
 
 
 def score_rows(logits: Tensor, labels: Tensor, *, entropies: bool = True) -> np.ndarray:
@@ -290,12 +283,7 @@ def _margin(z: Tensor, chosen: Tensor) -> Tensor:
 
 
 def auc(positives: np.ndarray, negatives: np.ndarray) -> float:
-    """P(positive > negative), ties counted half, in percent; 50 is chance.
-
-    Args:
-        positives: (N,) scores.
-        negatives: (M,) scores.
-    """
+    """P(positive > negative), ties counted half, in percent; 50 is chance."""
     ordered = np.sort(negatives)
     below = np.searchsorted(ordered, positives, side="left")
     upto = np.searchsorted(ordered, positives, side="right")

@@ -134,9 +134,6 @@ def odd_one_out(scores: np.ndarray) -> float:
     The share of all ways to name one member of each seed the model whose mean oddness is at least
     the model's.  Exact by enumeration, in two halves, of up to 2^20 ways each; by a fixed draw of
     2^16 ways, the model's own among them, beyond.
-
-    Args:
-        scores: (n, K + 1) :func:`oddness`, the model's in column 0.
     """
     n, count = scores.shape
     least = float(scores[:, 0].sum()) - _TIE * max(1.0, float(np.abs(scores).sum()))
@@ -158,11 +155,7 @@ def _sums(scores: np.ndarray) -> np.ndarray:
 
 
 def odd_seeds(scores: np.ndarray) -> float:
-    """On how many seeds the model is the odd one out; k members that tie count 1/k each.
-
-    Args:
-        scores: (n, K + 1) :func:`oddness`, the model's in column 0.
-    """
+    """On how many seeds the model is the odd one out; k members that tie count 1/k each."""
     largest = scores >= scores.max(1, keepdims=True) - _TIE
     return float((largest[:, 0] / largest.sum(1)).sum())
 
@@ -194,9 +187,9 @@ def benjamini_hochberg(p: Sequence[float]) -> np.ndarray:
     return corrected
 
 
-def sign_test(ratios: np.ndarray, margin: float) -> float:
-    """P that so many of n log ratios lie below a margin if their median does not."""
-    n, below = len(ratios), int((ratios < margin).sum())
+def sign_test(ratios: np.ndarray) -> float:
+    """P that so many of n log ratios lie below :data:`MARGIN` if their median does not."""
+    n, below = len(ratios), int((ratios < MARGIN).sum())
     return float(sum(math.comb(n, k) for k in range(below, n + 1)) / 2**n)
 
 
@@ -221,13 +214,8 @@ def holm_by_key(p: Mapping[Key, float | None]) -> dict[Key, float]:
     return dict(zip(tested, holm([*tested.values()]).tolist(), strict=True))
 
 
-def judge(rows: Mapping[str, Evidence], *, margin: float = MARGIN) -> dict[str, Verdict]:
-    """The verdicts of a table's rows, corrected for how many they are.
-
-    Args:
-        rows: Label -> what it rests on.
-        margin: Log ratio below which a model counts as near.
-    """
+def judge(rows: Mapping[str, Evidence]) -> dict[str, Verdict]:
+    """The verdicts of a table's rows, corrected for how many they are."""
     scores = {label: oddness(row.averages, row.resolution) for label, row in rows.items()}
     answers = {
         label: oddness(row.answers, _TIE)[:, 0]  # a mean over samples has no smallest step
@@ -237,7 +225,7 @@ def judge(rows: Mapping[str, Evidence], *, margin: float = MARGIN) -> dict[str, 
     p = {label: odd_one_out(score) for label, score in scores.items()}
     q = dict(zip(p, benjamini_hochberg([*p.values()]).tolist(), strict=True))
     equivalent = {
-        label: max(sign_test(scores[label][:, 0], margin), sign_test(ratios, margin))
+        label: max(sign_test(scores[label][:, 0]), sign_test(ratios))
         for label, ratios in answers.items()
     }
     p_equivalent = holm_by_key(equivalent)

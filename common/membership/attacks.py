@@ -9,8 +9,8 @@ reported beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,48 +29,20 @@ MARGIN_CLIP = 15.0
 _ATTRIBUTES = {"confidence": "probability", "correctness": "correct"}
 
 
-@dataclass(frozen=True)
-class AttackResult:
-    """Outcome of an attack that was fitted on members and non-members.
+class Fitted(NamedTuple):
+    """Outcome of an attack that was fitted on members and non-members, in percent.
 
     Attributes:
-        efficacy: Share of targets called non-member, in percent.
-        balanced_accuracy: Percent, on the very members and non-members it was fitted on: an
-            optimistic figure that says whether there was any signal at all (50 is none).
-        n_members: Members fitted on.
-        n_nonmembers: Non-members fitted on.
-        n_targets: Samples attacked.
-        sign_ok: False if the feature points the wrong way and chance was returned instead.
+        efficacy: Share of targets called non-member.
+        balanced_accuracy: On the very members and non-members it was fitted on: an optimistic
+            figure that says whether there was any signal at all (50 is none).
     """
 
     efficacy: float
     balanced_accuracy: float
-    n_members: int
-    n_nonmembers: int
-    n_targets: int
-    sign_ok: bool = True
 
 
-@dataclass(frozen=True)
-class LossAttackResult:
-    """Outcome of the loss threshold attack; all but the counts in percent.
-
-    Attributes:
-        auc: Chance that a forget sample has the lower loss, ties counted half; 50 is ideal only
-            if forget and non-member samples are equally hard.
-        tpr_1: True-positive rate at 1 % false positives; None below 100 non-members.
-        tpr_01: The same at 0.1 %; None below 1000 non-members.
-        balanced_accuracy: Of the best threshold, chosen in-sample: at least 50, biased upwards.
-        n_forget: Forget samples.
-        n_nonmembers: Non-members.
-    """
-
-    auc: float
-    tpr_1: float | None
-    tpr_01: float | None
-    balanced_accuracy: float
-    n_forget: int
-    n_nonmembers: int
+CHANCE = Fitted(50.0, 50.0)
 
 
 def feature_matrix(scores: Scores, feature: str) -> np.ndarray:
@@ -78,7 +50,7 @@ def feature_matrix(scores: Scores, feature: str) -> np.ndarray:
 
     Raises:
         ConfigError: No such feature.
-        DataError: The scores were collected without ``probs``.
+        DataError: The scores hold no ``probs``.
         Diverged: A value is not finite.
     """
     if feature not in FEATURES:
@@ -87,22 +59,16 @@ def feature_matrix(scores: Scores, feature: str) -> np.ndarray:
     scores.check_finite()
     values = getattr(scores, _ATTRIBUTES.get(feature, feature))
     if values is None:
-        raise DataError("feature 'probs' needs scores collected with keep_probs=True")
+        raise DataError("feature 'probs' needs scores that keep the softmax")
     return np.asarray(values, dtype=np.float64).reshape(len(scores), -1)
 
 
 def svc_attack(
     members: Scores, nonmembers: Scores, targets: Scores, feature: str = "confidence"
-) -> AttackResult:
+) -> Fitted:
     """The SVC attack of SalUn's lineage: RBF kernel, C = 3, gamma = 1 / d, no scaling.
 
     The optimum is that of scikit-learn's fit; how it is found is :mod:`common.membership.svc`'s.
-
-    Args:
-        members: Samples that the model was trained on and keeps.
-        nonmembers: Samples that it never saw, as many as members.
-        targets: The forget set.
-        feature: One of :data:`FEATURES`.
     """
     from stable_forgetting.common.membership.svc import fit_svc
 
@@ -113,23 +79,18 @@ def svc_attack(
     )
 
 
-def _result(inside: np.ndarray, outside: np.ndarray, targets: np.ndarray) -> AttackResult:
+def _result(inside: np.ndarray, outside: np.ndarray, targets: np.ndarray) -> Fitted:
     """From the boolean "called member" of members, non-members and targets."""
-    return AttackResult(
-        efficacy=100.0 * float(np.mean(~targets)),
-        balanced_accuracy=50.0 * float(np.mean(inside) + np.mean(~outside)),
-        n_members=len(inside),
-        n_nonmembers=len(outside),
-        n_targets=len(targets),
-    )
+    balanced = 50.0 * float(np.mean(inside) + np.mean(~outside))
+    return Fitted(100.0 * float(np.mean(~targets)), balanced)
 
 
-def logistic_attack(members: Scores, nonmembers: Scores, targets: Scores) -> AttackResult:
+def logistic_attack(members: Scores, nonmembers: Scores, targets: Scores) -> Fitted:
     """Logistic regression on one monotone feature: the clipped margin, standardised.
 
     Two collinear features extrapolate the wrong way on a destroyed model (a forget set with a loss
     of 11 is then called member), and so does one feature whose coefficient came out negative.
-    There, and where the feature is constant, the answer is chance: 50 %, ``sign_ok`` False.
+    There, and where the feature is constant, the answer is :data:`CHANCE`.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -137,12 +98,11 @@ def logistic_attack(members: Scores, nonmembers: Scores, targets: Scores) -> Att
     fitted = np.concatenate(parts[:2])
     labels = np.repeat([1, 0], [len(members), len(nonmembers)])
     center, spread = fitted.mean(), fitted.std()
-    chance = AttackResult(50.0, 50.0, len(members), len(nonmembers), len(targets), sign_ok=False)
     if spread == 0:
-        return chance
+        return CHANCE
     model = LogisticRegression().fit(((fitted - center) / spread)[:, None], labels)
     if model.coef_[0, 0] <= 0:
-        return chance
+        return CHANCE
     return _result(*(model.predict(((part - center) / spread)[:, None]) == 1 for part in parts))
 
 
@@ -151,12 +111,20 @@ def _clipped_margin(scores: Scores) -> np.ndarray:
     return np.clip(scores.margin.astype(np.float64), -MARGIN_CLIP, MARGIN_CLIP)
 
 
-def loss_threshold_attack(forget_loss: np.ndarray, test_loss: np.ndarray) -> LossAttackResult:
+def loss_threshold_attack(
+    forget_loss: np.ndarray, test_loss: np.ndarray
+) -> dict[str, float | None]:
     """Calls a sample a member if its loss is low (Yeom et al., 2018), over all thresholds.
 
     Args:
         forget_loss: (N,) losses of the forget set.
         test_loss: (M,) losses of samples never trained on.
+
+    Returns:
+        In percent: ``mia_auc``, the chance that a forget sample has the lower loss, ties counted
+        half (50 is ideal only if both sides are equally hard); ``mia_tpr_1`` and ``mia_tpr_01``,
+        the true-positive rate at 1 and .1 % false positives, None below 100 and 1000 non-members;
+        ``mia_threshold_bacc``, of the best threshold, chosen in-sample: at least 50.
     """
     positives = np.sort(np.asarray(forget_loss, dtype=np.float64))
     negatives = np.sort(np.asarray(test_loss, dtype=np.float64))
@@ -165,14 +133,12 @@ def loss_threshold_attack(forget_loss: np.ndarray, test_loss: np.ndarray) -> Los
     upto = np.searchsorted(negatives, positives, side="right")
     tpr = np.arange(1, len(positives) + 1) / len(positives)
     best = max(0.0, float(np.max(tpr - upto / len(negatives))))
-    return LossAttackResult(
-        auc=auc(-positives, -negatives),
-        tpr_1=_tpr_at(positives, negatives, per_mille=10),
-        tpr_01=_tpr_at(positives, negatives, per_mille=1),
-        balanced_accuracy=50.0 + 50.0 * best,
-        n_forget=len(positives),
-        n_nonmembers=len(negatives),
-    )
+    return {
+        "mia_auc": auc(-positives, -negatives),
+        "mia_tpr_1": _tpr_at(positives, negatives, per_mille=10),
+        "mia_tpr_01": _tpr_at(positives, negatives, per_mille=1),
+        "mia_threshold_bacc": 50.0 + 50.0 * best,
+    }
 
 
 def _tpr_at(positives: np.ndarray, negatives: np.ndarray, *, per_mille: int) -> float | None:
@@ -196,13 +162,6 @@ def membership_metrics(
     Members are a class-balanced draw of ``trained``, non-members one of ``unseen``, both as large
     as the smaller of the two.  Where that leaves some out, attacks that are fitted are fitted on
     :data:`DRAWS` draws, and their numbers are means: one draw moves the SVC's by several points.
-
-    Args:
-        targets: The samples under attack: the forget set.
-        trained: Samples that the model was trained on and keeps.
-        unseen: Samples that it was never trained on.
-        seed: Seed of the draws.
-        features: SVC features to run (tuning needs ``confidence`` only).
 
     Returns:
         ``mia`` and ``mia_bacc`` (confidence), ``mia_<feature>`` for the others, ``mia_logistic``,
@@ -233,12 +192,7 @@ def membership_metrics(
         if feature == "confidence":
             metrics["mia_bacc"] = fmean(result.balanced_accuracy for result in results)
     metrics["mia_logistic"] = fmean(logistic_attack(*pair, targets).efficacy for pair in sides)
-    by_loss = loss_threshold_attack(targets.loss, unseen.loss)
-    metrics["mia_auc"] = by_loss.auc
-    metrics["mia_tpr_1"] = by_loss.tpr_1
-    metrics["mia_tpr_01"] = by_loss.tpr_01
-    metrics["mia_threshold_bacc"] = by_loss.balanced_accuracy
-    return metrics
+    return metrics | loss_threshold_attack(targets.loss, unseen.loss)
 
 
 def _draw(scores: Scores, count: int, seed: int, name: str, number: int) -> Scores:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 Decision = Callable[[np.ndarray], np.ndarray]
 """(M, d) float64 -> (M,) bool: is it on the positive side?"""
 
+COST = 3.0
 TOLERANCE = 1e-3
 """Largest violation of optimality, in units of the decision value: libsvm's default."""
 SOLVER_TOLERANCE = 1e-4
@@ -60,27 +61,22 @@ class Problem:
         return np.concatenate([_kernel(part, samples, self.gamma) @ weights for part in parts])
 
 
-def fit_svc(positive: np.ndarray, negative: np.ndarray, *, cost: float = 3.0) -> Decision:
-    """Fits an RBF support vector machine, gamma = 1 / d, and returns its decisions.
+def fit_svc(positive: np.ndarray, negative: np.ndarray) -> Decision:
+    """Fits an RBF support vector machine, C = 3, gamma = 1 / d, and returns its decisions.
 
     Equal samples become one with a higher limit, which is the same programme.
-
-    Args:
-        positive: (N, d) samples of one side, finite.
-        negative: (M, d) samples of the other.
-        cost: C, the limit of a dual variable.
     """
-    problem = merged(positive, negative, cost=cost)
+    problem = merged(positive, negative)
     return fit_low_rank(problem) or fit_libsvm(problem)
 
 
-def merged(positive: np.ndarray, negative: np.ndarray, *, cost: float) -> Problem:
+def merged(positive: np.ndarray, negative: np.ndarray) -> Problem:
     """The problem on distinct samples; arguments as of :func:`fit_svc`."""
     sides = [np.unique(side, axis=0, return_counts=True) for side in (positive, negative)]
     return Problem(
         samples=np.concatenate([distinct for distinct, _ in sides]),
         signs=np.repeat([1.0, -1.0], [len(distinct) for distinct, _ in sides]),
-        limits=cost * np.concatenate([counts for _, counts in sides]),
+        limits=COST * np.concatenate([counts for _, counts in sides]),
         gamma=1.0 / positive.shape[1],
     )
 

@@ -64,9 +64,6 @@ class MethodInfo:
     def require(self, name: str) -> None:
         """Checks that the method's package is there, before anything is trained.
 
-        Args:
-            name: Of the method, for the error.
-
         Raises:
             ConfigError: It is not.
         """
@@ -110,12 +107,7 @@ class UnlearningMethod(ABC):
 
     @classmethod
     def empty_model(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
-        """What the weights of a result are loaded into: one model, unless a subclass joins several.
-
-        Args:
-            config: Of the method.
-            build: Makes one model of the start's architecture.
-        """
+        """What a result's weights are loaded into: one model, unless a subclass joins several."""
         return build()
 
     @classmethod

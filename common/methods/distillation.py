@@ -66,7 +66,7 @@ class BadTeacher(GradientMethod):
         return tools.TwoTeachers(
             task.reference(),
             lambda batch: task.forward(untrained, batch),
-            tools.Members(task.indices("forget")),
+            tools.members_of(task.indices("forget")),
             self.config.temperature,
         )
 
@@ -146,7 +146,7 @@ class Scrub(AdaptedMethod):
         config: Any = self.config
         objective = tools.Scrubbing(
             task.reference(),
-            tools.Members(task.indices("forget")),
+            tools.members_of(task.indices("forget")),
             temperature=config.temperature,
             gamma=config.gamma,
             alpha=config.alpha,

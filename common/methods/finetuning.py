@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.common import objectives
@@ -61,6 +61,24 @@ def last_parameters(
     ]
 
 
+class RepairConfig(FitConfig):
+    """A few passes over retain data."""
+
+    epochs: Count | None = 3
+    batch_size: Count = 64
+    lr: Positive = 1e-3
+
+
+def repaired(
+    task: UnlearnTask, config: FitConfig, penalty: Callable[[nn.Module], Tensor] | None = None
+) -> nn.Module:
+    """The task's model, trained on retain data, and on a penalty where given."""
+    engine = FitConfig.of(config)
+    objective = objectives.CrossEntropy("retain", engine.average)
+    task.fit(task.model, objective, task.loaders(["retain"], engine), engine, penalty=penalty)
+    return task.model
+
+
 class CFk(UnlearningMethod):
     """CF-k: fine-tune the last k blocks on retain, freeze the rest, count on forgetting.
 
@@ -74,7 +92,7 @@ class CFk(UnlearningMethod):
 
     info = MethodInfo(1, PAPER, frozenset({"retain"}))
 
-    class Config(FitConfig):
+    class Config(RepairConfig):
         """Settings of CF-k.
 
         Attributes:
@@ -84,7 +102,6 @@ class CFk(UnlearningMethod):
         """
 
         epochs: Count | None = 5
-        batch_size: Count = 64
         lr: Positive = 3e-4
         weight_decay: NonNegative = 0.1
         k: Amount = 1
@@ -98,10 +115,7 @@ class CFk(UnlearningMethod):
         self._start(task, chosen)
         for name, parameter in task.model.named_parameters():
             parameter.requires_grad_(name in chosen)
-        engine = FitConfig.of(config)
-        objective = objectives.CrossEntropy("retain", engine.average)
-        task.fit(task.model, objective, task.loaders(["retain"], engine), engine)
-        return task.model
+        return repaired(task, config)
 
     def _start(self, task: UnlearnTask, chosen: Sequence[str]) -> None:
         """CF-k starts from Original's weights."""
@@ -151,15 +165,13 @@ class L1Sparse(UnlearningMethod):
 
     info = MethodInfo(1, "Jia et al. 2023 (arXiv 2304.04934)", frozenset({"retain"}))
 
-    class Config(FitConfig):
+    class Config(RepairConfig):
         """Settings of l1-sparse.
 
         Attributes:
             a: Weight of the l1 norm in the first epoch; 1e-5, the middle of the published range.
         """
 
-        epochs: Count | None = 3
-        batch_size: Count = 64
         lr: Positive = 1e-4
         a: NonNegative = 1e-5
 
@@ -202,40 +214,23 @@ class WeightDistance(UnlearningMethod):
 
     info = MethodInfo(1, "Siddiqui et al. 2025 (arXiv 2505.22310)", frozenset({"retain"}))
 
-    class Config(FitConfig):
+    class Config(RepairConfig):
         """Settings of Weight Dist Reg.
 
         Attributes:
             a: Weight of the distance; 1, as published.
         """
 
-        epochs: Count | None = 3
-        batch_size: Count = 64
-        lr: Positive = 1e-3
         a: NonNegative = 1.0
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes with the distance as a reward."""
-        config: Any = self.config
-        engine = FitConfig.of(config)
         start = [parameter.detach().clone() for parameter in task.model.parameters()]
-
-        def penalty(model: nn.Module) -> Tensor:
-            away: Tensor = -config.a * distance(model, start)
-            return away
-
-        objective = objectives.CrossEntropy("retain", engine.average)
-        task.fit(task.model, objective, task.loaders(["retain"], engine), engine, penalty=penalty)
-        return task.model
+        return repaired(task, self.config, lambda model: -self.config.a * distance(model, start))
 
 
 def distance(model: nn.Module, start: list[Tensor]) -> Tensor:
-    """sqrt(mean((theta - theta_0)^2) + eps) over all parameters.
-
-    Args:
-        model: Its parameters are theta.
-        start: theta_0, in their order.
-    """
+    """sqrt(mean((theta - theta_0)^2) + eps) over all parameters."""
     import torch
 
     parameters = list(model.parameters())
@@ -254,16 +249,13 @@ class WeightDistortion(UnlearningMethod):
 
     info = MethodInfo(1, "Siddiqui et al. 2025 (arXiv 2505.22310)", frozenset({"retain"}))
 
-    class Config(FitConfig):
+    class Config(RepairConfig):
         """Settings of weight distortion.
 
         Attributes:
             sigma: Size of the noise, in standard deviations of each tensor; .3 is ours.
         """
 
-        epochs: Count | None = 3
-        batch_size: Count = 64
-        lr: Positive = 1e-3
         sigma: NonNegative = 0.3
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
@@ -276,7 +268,7 @@ class WeightDistortion(UnlearningMethod):
                 noise = torch.randn(parameter.shape, generator=stream).to(parameter)
                 size = parameter.std() if parameter.numel() > 1 else parameter.abs().sum()
                 parameter.add_(self.config.sigma * size * noise)
-        return _repaired(task, self.config)
+        return repaired(task, self.config)
 
 
 class WeightNegation(UnlearningMethod):
@@ -289,16 +281,13 @@ class WeightNegation(UnlearningMethod):
 
     info = MethodInfo(1, "NoT, Khalil et al. 2025 (arXiv 2503.05657)", frozenset({"retain"}))
 
-    class Config(FitConfig):
+    class Config(RepairConfig):
         """Settings of NoT.
 
         Attributes:
             layers: Weights that are negated, from the input on; 1, as in the source.
         """
 
-        epochs: Count | None = 3
-        batch_size: Count = 64
-        lr: Positive = 1e-3
         layers: Count = 1
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
@@ -313,12 +302,4 @@ class WeightNegation(UnlearningMethod):
         with torch.no_grad():
             for weight in weights[: self.config.layers]:
                 weight.neg_()
-        return _repaired(task, self.config)
-
-
-def _repaired(task: UnlearnTask, config: Any) -> nn.Module:
-    """The model, trained on retain."""
-    engine = FitConfig.of(config)
-    objective = objectives.CrossEntropy("retain", engine.average)
-    task.fit(task.model, objective, task.loaders(["retain"], engine), engine)
-    return task.model
+        return repaired(task, self.config)

@@ -140,12 +140,7 @@ class FisherForgetting(UnlearningMethod):
         return total / len(chosen)
 
     def variance(self, fisher: Tensor, gone: Sequence[int] | None) -> Tensor:
-        """The variance of one parameter's noise, of the parameter's shape.
-
-        Args:
-            fisher: Its part of the diagonal.
-            gone: The rows that were cleared, of a parameter of the classifier; None of others.
-        """
+        """The variance of one parameter's noise, of the parameter's shape."""
         config: Any = self.config
         caps = [config.cap, config.head_cap if gone is not None else None]
         variance: Tensor = (fisher + 1e-8).pow(-2 * config.power)

@@ -46,12 +46,6 @@ class MEGD(ForgetRetainMethod):
     }
 
     class Config(PaddedConfig):
-        """Settings of ME + GD.
-
-        Attributes:
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
         padding = {"published": "max_length"}
         forget_weight: NonNegative = 0.1
         compat: Literal["none", "published"] = "none"
@@ -87,7 +81,7 @@ class Delete(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Distillation without the label; cross-entropy has the divergence's gradient."""
-        return objectives.SelfDistillation(task.reference(), math.inf, self.over)
+        return objectives.self_distillation(task.reference(), math.inf, self.over)
 
 
 PUBLISHED: Mapping[str, Any] = {
@@ -207,7 +201,7 @@ class Undial(ForgetRetainMethod):
         """Self-distillation."""
         config, masked = self.config, self.config.compat == "none"
         over: objectives.Average = config.average if masked else "tokens"
-        return objectives.SelfDistillation(task.reference(), config.strength, over, masked)
+        return objectives.self_distillation(task.reference(), config.strength, over, masked)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat``; those without a label are marked."""
@@ -238,7 +232,7 @@ class WGA(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Weighted ascent."""
-        return objectives.WeightedAscent(self.config.beta, 0.0, self.config.average)
+        return objectives.weighted_ascent(self.config.beta, 0.0, self.config.average)
 
 
 class SatImp(ForgetRetainMethod):
@@ -265,7 +259,7 @@ class SatImp(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Weighted ascent."""
-        return objectives.WeightedAscent(self.config.beta1, self.config.beta2, self.config.average)
+        return objectives.weighted_ascent(self.config.beta1, self.config.beta2, self.config.average)
 
 
 class CEU(ForgetRetainMethod):
@@ -290,4 +284,4 @@ class CEU(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Towards the other answers."""
-        return objectives.WithoutTheLabel(self.config.skip_first, self.config.average)
+        return objectives.without_the_label(self.config.skip_first, self.config.average)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from stable_forgetting.common import data, objectives
+from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Positive
 from stable_forgetting.common.data.padding import PadTo
 from stable_forgetting.common.methods import tools
@@ -28,6 +29,18 @@ def _every_position(
     return dict.fromkeys(parts, data.every_position(task.source, pad_to))
 
 
+class PreferenceConfig(Strict):
+    """What the preference losses have in common.
+
+    Attributes:
+        beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
+        compat: Whose code is followed where it differs from the formula; by default nobody's.
+    """
+
+    beta: Positive = 0.1
+    compat: str = "none"
+
+
 class NPO(ForgetRetainMethod):
     """NPO: make forget answers less likely than under Original, with a weight that fades.
 
@@ -40,28 +53,20 @@ class NPO(ForgetRetainMethod):
 
     info = MethodInfo(1, PAPER, frozenset({"forget"}))
 
-    class Config(ForgetConfig):
-        """Settings of NPO.
-
-        Attributes:
-            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
+    class Config(PreferenceConfig, ForgetConfig):
         lr: Positive = 3e-5
-        beta: Positive = 0.1
         compat: Literal["none", "muse_bench"] = "none"
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """The preference loss on log-probabilities of labels, or muse_bench's on logits."""
         config: Any = self.config
         if config.compat == "muse_bench":
-            return objectives.LogitPreference(task.reference(), config.beta)
+            return objectives.logit_preference(task.reference(), config.beta)
         size, precision = config.batch_size, config.mixed_precision
         table = tools.reference_likelihoods(
             task, task.indices("forget"), batch_size=size, precision=precision
         )
-        return objectives.NegativePreference(table, config.beta)
+        return objectives.preference_against(table, config.beta)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat: muse_bench``."""
@@ -78,15 +83,7 @@ class NPOGdr(NPO):
 
     info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
 
-    class Config(RetainConfig):
-        """Settings of NPO + GDR.
-
-        Attributes:
-            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
-        beta: Positive = 0.1
+    class Config(PreferenceConfig, RetainConfig):
         compat: Literal["none", "muse_bench"] = "none"
 
 
@@ -102,25 +99,17 @@ class NPOKlr(NPO):
 
     info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
 
-    class Config(PaddedConfig):
-        """Settings of NPO + KLR.
-
-        Attributes:
-            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
+    class Config(PreferenceConfig, PaddedConfig):
         padding = {"openunlearning": "batch"}
-        beta: Positive = 0.1
         compat: Literal["none", "openunlearning", "muse_bench"] = "none"
 
     def retain_term(self, task: UnlearnTask) -> objectives.Term:
         """KL to Original, or what muse_bench calls so."""
         if self.config.compat == "muse_bench":
-            return objectives.Divergence(task.reference(), kind="muse")
+            return objectives.raw_divergence_from(task.reference())
         if self.config.compat == "openunlearning":
-            return objectives.Divergence(task.reference(), "tokens")
-        return objectives.Divergence(task.reference(), self.config.average)
+            return objectives.divergence_from(task.reference(), "tokens")
+        return objectives.divergence_from(task.reference(), self.config.average)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position where the published code does not mask."""
@@ -162,8 +151,8 @@ class SimNPO(ForgetRetainMethod):
         """The preference loss on means, or on single logits."""
         config = self.config
         if config.compat is not None:
-            return objectives.LogitPreference(None, config.beta, config.delta)
-        return objectives.SimplePreference(config.beta, config.delta)
+            return objectives.logit_preference(None, config.beta, config.delta)
+        return objectives.simple_preference(config.beta, config.delta)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat: unlearn_simple``."""
@@ -184,19 +173,13 @@ class KL(ForgetRetainMethod):
     info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH)
 
     class Config(PaddedConfig):
-        """Settings of KL.
-
-        Attributes:
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
         padding = {"tofu": "max_length", "openunlearning": "batch"}
         lr: Positive = 3e-5
         compat: Literal["none", "tofu", "openunlearning"] = "none"
 
     def retain_term(self, task: UnlearnTask) -> objectives.Term:
         """KL to Original."""
-        return objectives.Divergence(task.reference(), self.over)
+        return objectives.divergence_from(task.reference(), self.over)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of retain texts, with a ``compat``."""

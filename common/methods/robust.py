@@ -12,7 +12,7 @@ from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.forget_retain import ForgetRetainMethod, RetainConfig
 from stable_forgetting.common.methods.gradient import GradientMethod, ShortConfig
-from stable_forgetting.common.methods.preference import NPOGdr
+from stable_forgetting.common.methods.preference import NPOGdr, PreferenceConfig
 from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
@@ -29,16 +29,13 @@ class NPOSam(NPOGdr):
 
     info = MethodInfo(1, "NPO+SAM, Fan et al. 2025 (arXiv 2502.05374)", BOTH)
 
-    class Config(RetainConfig):
+    class Config(PreferenceConfig, RetainConfig):
         """Settings of NPO + SAM.
 
         Attributes:
-            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
             rho: How far the worst weights lie; .01, as published.
-            compat: There is one form of the loss.
         """
 
-        beta: Positive = 0.1
         rho: Positive = 0.01
         compat: Literal["none"] = "none"
 
@@ -61,16 +58,13 @@ class ILU(NPOGdr):
 
     info = MethodInfo(1, "ILU, Wang et al. 2025 (arXiv 2506.01339)", BOTH, reading=True)
 
-    class Config(RetainConfig):
+    class Config(PreferenceConfig, RetainConfig):
         """Settings of ILU.
 
         Attributes:
-            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
             gamma: Weight of the penalty; 1 is ours.
-            compat: There is one form of the loss.
         """
 
-        beta: Positive = 0.1
         gamma: NonNegative = 1.0
         compat: Literal["none"] = "none"
 

@@ -46,12 +46,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {"muse_bench": {"lr": 1e-5, "batch_
 
 
 def reinforce(task: UnlearnTask, config: ReinforcedConfig) -> None:
-    """Fine-tunes ``task.model`` on the forget set in place, for all of its epochs.
-
-    Args:
-        task: Whose model.
-        config: Of the training.
-    """
+    """Fine-tunes ``task.model`` on the forget set in place, for all of its epochs."""
     engine = FitConfig.of(config, stop_below={})
     objective = objectives.CrossEntropy("forget", engine.average)
     task.fit(task.model, objective, task.loaders(["forget"], engine), engine)
@@ -63,12 +58,6 @@ def take_strength(
     """Applies ``config.a``; of several the first at which ``stop_below`` holds, else the last.
 
     MUSE's authors choose so (jaechan-repo/muse_bench, get_best_forget_quality.py).
-
-    Args:
-        task: Its telemetry measures the model.
-        model: What ``apply`` changes.
-        config: With ``a`` and ``stop_below``.
-        apply: Sets a strength.
 
     Raises:
         ConfigError: There are several strengths, and nothing measures the model.

@@ -7,7 +7,7 @@ returns a scalar to minimise.  :class:`common.objectives.objectives.ForgetRetain
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -53,47 +53,36 @@ def pushed_away(kind: ForgetLoss, over: Average = "samples") -> Mean:
     return Mean(positions.cross_entropy, over, sign=-1.0)
 
 
-@dataclass(frozen=True)
-class WeightedAscent:
+def weighted_ascent(confidence: float, importance: float = 0.0, over: Average = "tokens") -> Mean:
     """-mean of p^confidence (1 - p)^importance CE, the weights without gradient.
 
-    WGA has importance 0 (arXiv 2502.19301); SatImp has both (arXiv 2505.11953).
+    It fades where a position is forgotten already.  WGA has importance 0 (arXiv 2502.19301); SatImp
+    has both (arXiv 2505.11953).
     """
 
-    confidence: float
-    importance: float = 0.0
-    over: Average = "tokens"
-
-    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Ascent that fades where the position is forgotten already."""
-        loss = positions.cross_entropy(logits, batch.labels)
+    def weighted(logits: Tensor, labels: Tensor) -> Tensor:
+        loss = positions.cross_entropy(logits, labels)
         p = (-loss.detach()).exp()
-        weight = p**self.confidence * (1 - p) ** self.importance
-        return -positions.average(weight * loss, batch.labels, self.over)
+        return p**confidence * (1 - p) ** importance * loss
+
+    return Mean(weighted, over, sign=-1.0)
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """Mean KL(reference || model) on a batch, or muse_bench's sum over raw logits.
+def divergence_from(reference: Forward, over: Average = "samples") -> Term:
+    """Mean KL(reference || model) on a batch, ``reference`` being batch -> logits of Original."""
 
-    Attributes:
-        reference: Batch -> logits of Original.
-        over: How positions are averaged.
-        kind: ``kl``, or ``muse``: ``raw_divergence`` summed over positions, averaged over samples.
-    """
+    def term(logits: Tensor, batch: Batch) -> Tensor:
+        values = positions.divergence(logits, reference(batch), batch.labels)
+        return positions.average(values, batch.labels, over)
 
-    reference: Forward
-    over: Average = "samples"
-    kind: Literal["kl", "muse"] = "kl"
+    return term
 
-    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Zero where the model is the reference."""
-        fixed = self.reference(batch)
-        if self.kind == "muse":
-            return positions.raw_divergence(logits, fixed, batch.labels).sum() / len(batch)
-        return positions.average(
-            positions.divergence(logits, fixed, batch.labels), batch.labels, self.over
-        )
+
+def raw_divergence_from(reference: Forward) -> Term:
+    """muse_bench's: :func:`raw_divergence` summed over positions, averaged over samples."""
+    return lambda logits, batch: (
+        positions.raw_divergence(logits, reference(batch), batch.labels).sum() / len(batch)
+    )
 
 
 @dataclass(frozen=True)
@@ -115,8 +104,7 @@ class LogLikelihoods:
         return self.values[place].to(batch.labels.device)
 
 
-@dataclass(frozen=True)
-class NegativePreference:
+def preference_against(reference: LogLikelihoods, beta: float = 0.1) -> Term:
     """NPO: -(2/beta) mean log sigmoid(-beta (log p - log p_ref)), log p summed over positions.
 
     Its gradient is gradient ascent on -log p (the sum) weighted by
@@ -124,131 +112,94 @@ class NegativePreference:
     Source: arXiv 2404.05868; open-unlearning (trainer/unlearn/npo.py).
     """
 
-    reference: LogLikelihoods
-    beta: float = 0.1
+    def term(logits: Tensor, batch: Batch) -> Tensor:
+        ratio = positions.log_likelihood(logits, batch.labels) - reference(batch)
+        return positions.negative_preference(ratio, beta).mean()
 
-    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean over samples."""
-        ratio = positions.log_likelihood(logits, batch.labels) - self.reference(batch)
-        return positions.negative_preference(ratio, self.beta).mean()
+    return term
 
 
-@dataclass(frozen=True)
-class LogitPreference:
+def logit_preference(reference: Forward | None, beta: float = 0.1, gamma: float = 0.0) -> Term:
     """Published code's NPO and SimNPO: the preference loss of every single logit, averaged.
 
     Formula: -(2/beta) mean_{n,t,v} log sigmoid(beta (z_ref - z - gamma)) over scored positions.
     NPO (swj0419/muse_bench) has gamma 0, SimNPO (OPTML-Group/Unlearn-Simple) has z_ref 0.
     """
 
-    reference: Forward | None
-    beta: float = 0.1
-    gamma: float = 0.0
-
-    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean over scored positions and all logits."""
+    def term(logits: Tensor, batch: Batch) -> Tensor:
         scored = batch.labels != IGNORE
-        difference = wide(logits)[scored] + self.gamma
-        if self.reference is not None:
-            difference = difference - wide(self.reference(batch))[scored]
-        return positions.negative_preference(difference, self.beta).mean()
+        difference = wide(logits)[scored] + gamma
+        if reference is not None:
+            difference = difference - wide(reference(batch))[scored]
+        return positions.negative_preference(difference, beta).mean()
+
+    return term
 
 
-@dataclass(frozen=True)
-class SimplePreference:
+def simple_preference(beta: float = 4.5, delta: float = 0.0) -> Term:
     """SimNPO: -(2/beta) mean log sigmoid(beta (NLL / |y| - delta)); needs no reference.
 
     The paper's margin gamma is beta delta.  Source: arXiv 2410.07163; open-unlearning
     (trainer/unlearn/simnpo.py).
     """
 
-    beta: float = 4.5
-    delta: float = 0.0
-
-    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean over samples of the length-normalised preference loss."""
+    def term(logits: Tensor, batch: Batch) -> Tensor:
         lengths = (batch.labels != IGNORE).reshape(len(batch), -1).sum(1)
-        ratio = positions.log_likelihood(logits, batch.labels) / lengths + self.delta
-        return positions.negative_preference(ratio, self.beta).mean()
+        ratio = positions.log_likelihood(logits, batch.labels) / lengths + delta
+        return positions.negative_preference(ratio, beta).mean()
+
+    return term
 
 
-@dataclass(frozen=True)
-class SelfDistillation:
+def self_distillation(
+    reference: Forward, strength: float = 10.0, over: Average = "tokens", masked: bool = True
+) -> Term:
     """UNDIAL: cross-entropy from Original's softmax with the label's logit lowered by ``strength``.
 
+    Not ``masked``, positions without a label count too, as in that code, which takes its mark -100
+    for a place from the vocabulary's end and lowers the logit there.
     Source: arXiv 2402.10052; open-unlearning (trainer/unlearn/undial.py).
-
-    Attributes:
-        reference: Batch -> logits of Original.
-        over: How positions are averaged.
-        masked: Whether positions without a label are left out.  That code counts them, and takes
-            its mark -100 for a place from the vocabulary's end, whose logit is lowered there.
     """
 
-    reference: Forward
-    strength: float = 10.0
-    over: Average = "tokens"
-    masked: bool = True
+    def term(logits: Tensor, batch: Batch) -> Tensor:
+        labels = batch.labels if masked else batch.labels.remainder(logits.shape[-1])
+        target = positions.lowered(reference(batch), labels, strength)
+        return positions.average(positions.towards(logits, target, labels), labels, over)
 
-    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean over positions."""
-        labels = batch.labels if self.masked else batch.labels.remainder(logits.shape[-1])
-        target = positions.lowered(self.reference(batch), labels, self.strength)
-        return positions.average(positions.towards(logits, target, labels), labels, self.over)
+    return term
 
 
-@dataclass(frozen=True)
-class WithoutTheLabel:
+def without_the_label(skip: int = 0, over: Average = "tokens") -> Term:
     """CE-U: cross-entropy from the model's own softmax (no gradient) without the label.
 
     ``skip`` leaves out the first positions of each sequence.  Source: arXiv 2503.01224;
     open-unlearning (trainer/unlearn/ceu.py).
     """
 
-    skip: int = 0
-    over: Average = "tokens"
-
-    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean over positions."""
+    def term(logits: Tensor, batch: Batch) -> Tensor:
         labels = batch.labels
-        if self.skip and labels.ndim > 1:
-            first = (labels != IGNORE).cumsum(-1) <= self.skip
+        if skip and labels.ndim > 1:
+            first = (labels != IGNORE).cumsum(-1) <= skip
             labels = labels.masked_fill(first, IGNORE)
         target = positions.lowered(logits.detach(), labels, float("inf"))
-        return positions.average(positions.towards(logits, target, labels), labels, self.over)
+        return positions.average(positions.towards(logits, target, labels), labels, over)
+
+    return term
 
 
-@dataclass(frozen=True)
-class FDivergence:
-    """One divergence.
-
-    Attributes:
-        gain: g, of the probability of preferred answers.
-        cost: f*(g(.)), of the probability of unwanted ones.
-    """
-
-    gain: Callable[[Tensor], Tensor]
-    cost: Callable[[Tensor], Tensor]
-
-    def loss(self, preferred: Tensor, unwanted: Tensor) -> Tensor:
-        """f*(g(P_f)) - g(P_e), elementwise; both are probabilities."""
-        return self.cost(unwanted) - self.gain(preferred)
+def _f_divergence(
+    gain: Callable[[Tensor], Tensor], cost: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda preferred, unwanted: cost(unwanted) - gain(preferred)
 
 
-def _same(probability: Tensor) -> Tensor:
-    return probability
-
-
-def _half_tanh(probability: Tensor) -> Tensor:
-    return torch.tanh(probability) / 2
-
-
-DIVERGENCES = {
-    "tv": FDivergence(_half_tanh, _half_tanh),
-    "kl": FDivergence(_same, lambda p: torch.exp(p - 1)),
-    "js": FDivergence(
+DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tv": _f_divergence(lambda p: torch.tanh(p) / 2, lambda p: torch.tanh(p) / 2),
+    "kl": _f_divergence(lambda p: p, lambda p: torch.exp(p - 1)),
+    "js": _f_divergence(
         lambda p: math.log(2) - F.softplus(-p), lambda p: F.softplus(p) - math.log(2)
     ),
-    "pearson": FDivergence(_same, lambda p: p.square() / 4 + p),
+    "pearson": _f_divergence(lambda p: p, lambda p: p.square() / 4 + p),
 }
-"""Total variation, Kullback-Leibler, Jensen-Shannon and Pearson's chi squared."""
+"""Total variation, Kullback-Leibler, Jensen-Shannon and Pearson's chi squared: probabilities of
+preferred answers P_e and of unwanted ones P_f -> f*(g(P_f)) - g(P_e), elementwise."""

@@ -214,18 +214,11 @@ class Benchmark(ModelFamily, Pretrainable):
         """The architecture alone, ready to receive stored weights."""
 
     def published(self, role: str) -> nn.Module | None:
-        """A trained Original or Retrain that the config names, to take instead of training one.
-
-        Args:
-            role: ``original`` or ``retrain``.
-        """
+        """A trained Original or Retrain that the config names, to take instead of training one."""
         return None
 
     def published_claim(self, role: str) -> str | None:
         """What a published model's metadata claim as the digest of its training indices.
-
-        Args:
-            role: ``original`` or ``retrain``.
 
         Returns:
             None where nothing is claimed: what it was trained on can only be assumed.
@@ -255,11 +248,6 @@ class Benchmark(ModelFamily, Pretrainable):
         """Scores of the :attr:`monitor` parts of a model in training.
 
         Override it where a dear measurement may wait until the others are below their limits.
-
-        Args:
-            model: In training.
-            parts: Part -> indices.
-            limits: Metric -> value; the training stops once every metric is below its own.
         """
         return self.score(model, parts)
 

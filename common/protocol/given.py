@@ -134,23 +134,14 @@ class GivenBenchmark(Benchmark):
 
     @abstractmethod
     def prepare(self, device: torch.device, configs: Sequence[Strict]) -> None:
-        """Builds the model and reads the samples.
-
-        Args:
-            device: Where to.
-            configs: Of the methods, to refuse what this model cannot take.
-        """
+        """Builds the model and reads the samples."""
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
         """The statement's ``input``, ``data``, and what else tells this application from others."""
 
     def doubt(self, before: Mapping[str, Any]) -> str:
-        """Why the given model does not seem to fit the samples; empty where it does.
-
-        Args:
-            before: What was measured of it.
-        """
+        """Why the given model does not seem to fit the samples; empty where it does."""
         return ""
 
     @abstractmethod

@@ -103,12 +103,7 @@ class Probe(ABC):
 
     @abstractmethod
     def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
-        """The table of a model in eval mode.
-
-        Args:
-            model: On the benchmark's device.
-            benchmark: For its tokenizer, forward and device; its data are not the probe's.
-        """
+        """The table of a model in eval mode."""
 
     @abstractmethod
     def summary(self, table: ProbeTable) -> dict[str, float | None]:
@@ -128,12 +123,6 @@ def make_probe(
     registered: str, settings: Mapping[str, Any] | None, origin: str, *, name: str = ""
 ) -> Probe:
     """A probe with its config.
-
-    Args:
-        registered: Registered name.
-        settings: Overrides of its defaults.
-        origin: Where they were written, for the error.
-        name: What its metrics are called after; the registered name when empty.
 
     Raises:
         ConfigError: An unknown probe or setting.

@@ -54,11 +54,7 @@ def check_writable(path: Path, name: str) -> None:
 
 
 class StageStore:
-    """Folders under ``root/stages/<kind>-<key>``.
-
-    Args:
-        root: The store's root; made when something is written.
-    """
+    """Folders under ``root/stages/<kind>-<key>``."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -101,11 +97,6 @@ class StageStore:
 
         A file is compared once per process.  Stages that were made before digests were kept are
         taken as they are.
-
-        Args:
-            kind: Stage kind.
-            key: Full key.
-            names: The files that will be read; all of the stage's when absent.
 
         Raises:
             DataError: The stage is not complete.
@@ -184,28 +175,13 @@ class StageStore:
 
         It is a lock on a file below ``root/leases``, so that processes, containers and machines
         that share the store's file system do not work on one stage together.
-
-        Args:
-            kind: Stage kind.
-            key: Full key.
-            wait: Wait until it is free.
-
-        Yields:
-            Whether it was free.
         """
         with held(self.root / "leases" / _name(kind, key), wait=wait) as free:
             yield free
 
     @contextlib.contextmanager
     def writing(self, kind: str, key: str, about: dict[str, Any]) -> Iterator[Path]:
-        """A temporary folder that becomes the stage's when the block ends without an error.
-
-        Args:
-            kind: Stage kind.
-            key: Full key.
-            about: Written as ``done.json`` at the end, beside the digests of all files; the block
-                may still add to it.
-        """
+        """A temporary folder that becomes the stage's when the block ends without an error."""
         make_folder(self._stages)
         temporary = self._stages / f".{_name(kind, key)}.{secrets.token_hex(4)}"
         temporary.mkdir()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from stable_forgetting.common.base.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 WEIGHTS = "model.safetensors"
@@ -26,17 +26,6 @@ def save_weights(model: nn.Module, folder: Path) -> None:
     from safetensors.torch import save_model
 
     save_model(model, str(folder / WEIGHTS))
-
-
-def state_digest(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and values of a model's tensors."""
-    import torch
-
-    state = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        state.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return state.hexdigest()
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -58,15 +47,20 @@ def load_weights(model: nn.Module, path: Path) -> None:
         ) from None
 
 
-def weights_digest(model: nn.Module) -> str:
-    """SHA-256 of names, types and bytes of a model's state; one tensor at a time leaves a GPU."""
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, shapes, types and bytes, in their order; one at a time leaves a GPU."""
     import torch
 
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in tensors.items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """:func:`tensors_digest` of a model's state, by name."""
+    return tensors_digest(dict(sorted(model.state_dict().items())))
 
 
 def keep_metadata(written: Path, given: Path) -> None:

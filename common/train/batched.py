@@ -32,10 +32,6 @@ from stable_forgetting.common.train.telemetry import DivergenceGuard, first_nonf
 class BatchedLinear(nn.Module):
     """K adapters on one frozen ``nn.Linear``.
 
-    Args:
-        layer: Where all K start; its weight and bias are shared, not copied.
-        copies: K.
-
     Attributes:
         A: (K, k, r).
         Bt: (K, r, d).

@@ -251,14 +251,7 @@ def steps_in(config: FitConfig, epochs: float, loaders: Mapping[str, Loader]) ->
 
 
 def learning_rate(config: FitConfig, step: int, total: int, warmup: int | None = None) -> float:
-    """Rate of optimizer step ``step`` (from 0): linear warm-up, then the schedule.
-
-    Args:
-        config: Rate and schedule.
-        step: Optimizer step.
-        total: Optimizer steps in all; ``linear`` and ``cosine`` are 0 there.
-        warmup: Steps of the warm-up (:func:`warmup_steps`); ``config.warmup_steps`` when absent.
-    """
+    """Rate of optimizer step ``step`` (from 0): linear warm-up, then the schedule."""
     warmup = config.warmup_steps if warmup is None else warmup
     if step < warmup:
         return config.lr * (step + (config.timing == "own")) / warmup

@@ -75,11 +75,6 @@ class AdamW:
     Formula: ``m <- b1 m + (1 - b1) g``, ``v <- b2 v + (1 - b2) g^2``; ``p <- (1 - lr decay) p -
     lr m / (1 - b1^t) / (sqrt(v) / sqrt(1 - b2^t) + eps)`` (Loshchilov and Hutter,
     arXiv 1711.05101).
-
-    Args:
-        parameters: What is trained; every entry needs a gradient at :meth:`step`.
-        eps: Added to the root of the second moment.
-        weight_decay: Decoupled decay, of every parameter.
     """
 
     def __init__(
@@ -91,11 +86,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rates: Tensor) -> None:
-        """Moves every parameter and clears its gradient.
-
-        Args:
-            rates: float64, () or broadcastable over the parameters, such as (K, 1, 1).
-        """
+        """Moves every parameter and clears its gradient."""
         self.count += 1
         beta1, beta2 = BETAS
         correction = 1 - beta1**self.count, (1 - beta2**self.count) ** 0.5

@@ -35,12 +35,7 @@ class Rehearsal(Strict):
     samples: dict[str, int] = {}
 
     def cut(self, split: ForgetSplit, source: Any = None) -> tuple[ForgetSplit, Ends]:
-        """A split with a few samples of each part, and what they stand for.
-
-        Args:
-            split: The whole one.
-            source: The samples; those without one class each go without these of each class.
-        """
+        """A split with a few samples of each part, and what they stand for."""
         from stable_forgetting.common.data.batch import LabelledSource
 
         parts: dict[str, np.ndarray] = {}
@@ -65,12 +60,7 @@ class Rehearsal(Strict):
 
 @dataclass(frozen=True)
 class Ends:
-    """What a training does in a rehearsal.
-
-    Attributes:
-        rehearsal: Its sizes.
-        stands_for: Index -> how many samples of the real data it stands for.
-    """
+    """What a training does in a rehearsal."""
 
     rehearsal: Rehearsal
     stands_for: Mapping[int, float]

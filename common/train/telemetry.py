@@ -48,12 +48,6 @@ def first_nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
 class Instruments:
     """Measures a model in training and keeps the last and the largest value of each scalar.
 
-    Args:
-        model: The caller's model.
-        trained: Name -> parameter that is trained.
-        component_of: Parameter name -> component.
-        device: Where sums are collected; a model may lie on several.
-
     Attributes:
         last: Name -> value, of the last logged step.
         peak: Name -> largest finite value so far.
@@ -96,11 +90,7 @@ class Instruments:
         return {f"adapter/{key}": v for key, v in adapter_statistics(self.model).items()}
 
     def norms(self, scale: float) -> dict[str, float]:
-        """Frobenius norms of gradients and weights of what is trained, by component.
-
-        Args:
-            scale: Of the loss, which the gradients carry.
-        """
+        """Frobenius norms of gradients and weights of what is trained, by component."""
         squares: dict[str, Tensor] = {}
         for name, parameter in self.trained.items():
             group = self._group(name)

@@ -109,10 +109,6 @@ def timed_rows(log: Path, seconds: float) -> list[dict[str, Any]]:
     """The rows of a log with the time of each.
 
     The log was closed when its training ended; steps are taken to last equally long.
-
-    Args:
-        log: JSON lines.
-        seconds: That the training took.
     """
     rows = read_scalars(log)
     if not rows:
@@ -126,10 +122,6 @@ def export_runs(root: Path, runs: Mapping[str, Run]) -> None:
 
     With HParams, TensorBoard's own table shows the leaderboard.  Every run declares the same
     columns, as TensorBoard takes those of any one run for all.
-
-    Args:
-        root: Folder of the runs.
-        runs: Folder below it, such as ``gd_sine/seed-1`` -> run.
     """
     settings = {name: flat(run.config) for name, run in runs.items()}
     columns = _columns(list(settings.values()))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
 from stable_forgetting.common.base.files import file_digest
-from stable_forgetting.common.store.weights import state_digest
+from stable_forgetting.common.store.weights import weights_digest
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.tokenizers import check_tokenizer, load_tokenizer
 
@@ -39,7 +39,7 @@ class GivenCausal:
     @cached_property
     def digests(self) -> dict[str, str]:
         """One digest over all tensors."""
-        return {"in memory": state_digest(self.model)}
+        return {"in memory": weights_digest(self.model)}
 
     @property
     def dtype(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -22,7 +22,7 @@ from stable_forgetting.common.objectives.positions import (
     sample_cross_entropy,
     wide,
 )
-from stable_forgetting.common.objectives.terms import FDivergence, LogLikelihoods, Term
+from stable_forgetting.common.objectives.terms import LogLikelihoods, Term
 
 LOG_2 = math.log(2)
 
@@ -112,19 +112,19 @@ class RefusalDivergence(RefusalPairs):
     """f*(g(P_f)) - g(P_e), P the mean probability of an answer's tokens, see ``FLAT``.
 
     Attributes:
-        divergence: g and f*.
+        divergence: (P_e, P_f) -> the divergence, elementwise.
         diluted: Positions of each padded text over which that code takes one mean of the whole
             batch, masked ones counted as 0; None: per answer token and sample.
     """
 
-    divergence: FDivergence
+    divergence: Callable[[Tensor, Tensor], Tensor]
     diluted: int | None = None
 
     def term(self, answers: Batch, z_answer: Tensor, refusals: Batch, z_refusal: Tensor) -> Tensor:
         """Mean over samples."""
         pairs = (z_refusal, refusals.labels), (z_answer, answers.labels)
         preferred, unwanted = (self._probability(z, labels) for z, labels in pairs)
-        return self.divergence.loss(preferred, unwanted).mean()
+        return self.divergence(preferred, unwanted).mean()
 
     def _probability(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.diluted is None:

@@ -333,9 +333,9 @@ def forget_quality(first: np.ndarray, second: np.ndarray) -> dict[str, float | N
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="ks_2samp: Exact calculation unsuccessful")
-        test = ks_two_sample(first, second)  # type: ignore[arg-type]
+        statistic, p = ks_two_sample(first, second)  # type: ignore[arg-type]
     return {
-        "fq": test.p_value,
-        "log10_fq": math.log10(max(test.p_value, math.ulp(0.0))),
-        "ks": test.statistic,
+        "fq": p,
+        "log10_fq": math.log10(max(p, math.ulp(0.0))),
+        "ks": statistic,
     }

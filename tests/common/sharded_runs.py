@@ -62,43 +62,30 @@ def adapted(phi="sine", base=None, targets=("*mlp.c_fc", "*mlp.c_proj")):
     return model
 
 
+SIZES = {"vocab_size": 4, "hidden_size": 8, "intermediate_size": 12, "bos_token_id": 0}
+SIZES |= {"max_position_embeddings": 8, "eos_token_id": 1}
+
+
+def seeded(build):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build()
+
+
 def gpt_neo():
     from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
-    config = GPTNeoConfig(
-        vocab_size=4,
-        hidden_size=8,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=12,
-        attention_types=[[["global", "local"], 1]],
-        max_position_embeddings=8,
-        window_size=4,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return GPTNeoForCausalLM(config)
+    more = {"num_layers": 2, "num_heads": 2, "window_size": 4}
+    config = GPTNeoConfig(**SIZES, **more, attention_types=[[["global", "local"], 1]])
+    return seeded(lambda: GPTNeoForCausalLM(config))
 
 
 def llama():
     """Recomputes its blocks in backward; every weight is a bfloat16 number."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=4,
-        hidden_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=12,
-        max_position_embeddings=8,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(config).bfloat16()
+    config = LlamaConfig(**SIZES, num_hidden_layers=2, num_attention_heads=2)
+    model = seeded(lambda: LlamaForCausalLM(config).bfloat16())
     old = model.gradient_checkpointing_enable  # its name before transformers 5
     getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
     return model
@@ -161,25 +148,12 @@ def go(model, sink, objective=OBJECTIVE, forward=forward, options=None, **fields
     return model
 
 
-def full(sink, folder):
-    """Fine-tuning, two forwards per loss, clipped gradients, accumulation."""
-    return go(tiny.make_net(), sink, max_grad_norm=0.5, accumulation=2)
-
-
 def bounded(sink, folder):
     """Adapters with projections after each step and an evaluation in training."""
     options = {"after_step": [constrain], "evaluate_during": watch}
     model = go(adapted(), sink, options=options, evaluate_every=2)
     save_adapter(model, folder / f"adapter-{os.environ.get('RANK', 'one')}")
     return model
-
-
-def plain_lora(sink, folder):
-    return go(adapted("identity"), sink)
-
-
-def penalised(sink, folder):
-    return go(tiny.make_net(), sink, CrossEntropy("retain"), options={"penalty": squares})
 
 
 class Gathered(TorchDispatchMode):
@@ -252,84 +226,54 @@ def ended(sink, folder):
     return end(folder / "moved.safetensors", tiny.make_net(), sink)
 
 
-def text(sink, folder):
-    """A causal model with tied embeddings, its blocks gathered one by one."""
-    return go(gpt_neo(), sink, CrossEntropy("retain"), forward=last_token)
+def of_text(sink, model, **fields):
+    return go(model, sink, CrossEntropy("retain"), forward=last_token, **fields)
 
 
-def text_bounded(sink, folder):
-    return go(adapted(base=gpt_neo()), sink, forward=last_token)
-
-
-def _llama(sink, base, **fields):
-    model = adapted(base=base, targets=("*mlp.*_proj",))
+def of_llama(sink, **fields):
+    model = adapted(base=llama(), targets=("*mlp.*_proj",))
     return go(model, sink, forward=last_token, **fields)
 
 
-def llama_double(sink, folder):
-    return _llama(sink, llama())
-
-
-def llama_single(sink, folder):
-    return _llama(sink, llama(), dtype=torch.float32)
-
-
-def llama_low(sink, folder):
-    """As large models are trained: a bfloat16 model, float32 adapters, bfloat16 products."""
-    return _llama(sink, llama(), dtype=None, mixed_precision="bf16")
-
-
-def text_single(sink, folder):
-    return go(gpt_neo(), sink, CrossEntropy("retain"), forward=last_token, dtype=torch.float32)
-
-
-def text_low(sink, folder):
-    """LayerNorms take the float32 sums between products of bfloat16."""
-    low = {"dtype": torch.float32, "mixed_precision": "bf16"}
-    return go(gpt_neo(), sink, CrossEntropy("retain"), forward=last_token, **low)
-
-
-def _watched(sink, **fields):
+def watched(sink, **fields):
     """All parameters of a llama; what a forward gathers is counted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.TrainingRun, "forward", counted(loop.TrainingRun.forward, sink))
         return go(llama(), sink, forward=last_token, **fields)
 
 
-def llama_whole_single(sink, folder):
-    return _watched(sink, dtype=torch.float32)
-
-
 def llama_whole_low(sink, folder):
     """All parameters of a bfloat16 model: float32 while they are trained, split or not."""
     before = llama().state_dict()
-    model = _watched(sink, dtype=None, mixed_precision="bf16")
+    model = watched(sink, **AS_IT_IS)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert all((p != before[name]).any() for name, p in model.named_parameters() if p.ndim > 1)
     return model
 
 
-def double(sink, folder):
-    return go(adapted(), sink)
-
-
-def single(sink, folder):
-    return go(adapted(), sink, dtype=torch.float32)
-
-
-def low(sink, folder):
-    return go(adapted(), sink, dtype=torch.float32, mixed_precision="bf16")
-
-
+SINGLE = {"dtype": torch.float32}
+LOW = {**SINGLE, "mixed_precision": "bf16"}
+AS_IT_IS = {"dtype": None, "mixed_precision": "bf16"}
+"""As large models are trained: a bfloat16 model, bfloat16 products, what is trained in float32."""
+RETAIN = CrossEntropy("retain")
 RUNS = {
-    run.__name__: run
-    for run in (
-        *(full, bounded, plain_lora, penalised, resumed, text, text_bounded),
-        *(double, single, low),
-        *(llama_double, llama_single, llama_low),
-        *(llama_whole_single, llama_whole_low),
-        *(text_single, text_low),
-    )
+    "full": lambda sink, _: go(tiny.make_net(), sink, max_grad_norm=0.5, accumulation=2),
+    "bounded": bounded,
+    "plain_lora": lambda sink, _: go(adapted("identity"), sink),
+    "penalised": lambda sink, _: go(tiny.make_net(), sink, RETAIN, options={"penalty": squares}),
+    "resumed": resumed,
+    "text": lambda sink, _: of_text(sink, gpt_neo()),  # tied embeddings, gathered by blocks
+    "text_bounded": lambda sink, _: go(adapted(base=gpt_neo()), sink, forward=last_token),
+    "double": lambda sink, _: go(adapted(), sink),
+    "single": lambda sink, _: go(adapted(), sink, **SINGLE),
+    "low": lambda sink, _: go(adapted(), sink, **LOW),
+    "llama_double": lambda sink, _: of_llama(sink),
+    "llama_single": lambda sink, _: of_llama(sink, **SINGLE),
+    "llama_low": lambda sink, _: of_llama(sink, **AS_IT_IS),
+    "llama_whole_single": lambda sink, _: watched(sink, **SINGLE),
+    "llama_whole_low": llama_whole_low,
+    "text_single": lambda sink, _: of_text(sink, gpt_neo(), **SINGLE),
+    "text_low": lambda sink, _: of_text(sink, gpt_neo(), **LOW),  # LayerNorms get float32 sums
 }
 MOVED = {"begun": begun, "ended": ended}
 

@@ -15,12 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.bounded.attach import adapted_layers, adapter_statistics
-from stable_forgetting.common.methods.base import resolve_config, train_reference
-from stable_forgetting.common.objectives.positions import sample_cross_entropy
+from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.train.config import FitConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "baselines.json"
@@ -62,13 +60,10 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module")
-def trained(tiny):
+def trained(tiny, baseline):
     """Original: the tiny net, trained on forget and retain; a state dict."""
     source = tiny.Source(noise=NOISE)
-    recipe = FitConfig(steps=25, batch_size=16, lr=1e-2)
-    access = frozenset({"forget", "retain", "initial"})
-    task = tiny.task(source, tiny.split(source), access=access, recipe=recipe)
-    return train_reference(task, ["forget", "retain"]).state_dict()
+    return baseline.original(source, tiny.split(source)).state_dict()
 
 
 def unlearn(tiny, variant, source, model, **fields):
@@ -100,15 +95,11 @@ def results(run):
 
 
 @pytest.fixture(scope="module")
-def golden_models(tiny, golden):
+def golden_models(tiny, golden, baseline):
     """Each variant in float64, from a trained model, on a problem that is fixed exactly."""
-    recipe = FitConfig(steps=25, batch_size=16, lr=1e-2)
-    everything = frozenset({"forget", "retain", "initial"})
     with golden.float64():
         source = golden.source(NOISE)
-        fields = {"build": golden.net, "recipe": recipe}
-        task = tiny.task(source, tiny.split(source), access=everything, **fields)
-        trained = train_reference(task, ["forget", "retain"])
+        trained = baseline.original(source, tiny.split(source), build=golden.net)
         fields = {
             "build": partial(golden.net, "another"),
             "recipe": FitConfig(steps=STEPS, batch_size=8, lr=1e-2),
@@ -119,23 +110,19 @@ def golden_models(tiny, golden):
         }
 
 
-def losses(tiny, model, source=None) -> dict[str, float]:
-    source = source or tiny.Source(noise=NOISE)
-    split = tiny.split(source)
-    model.eval()
-    values = {}
-    for part in ("forget", "retain", "test"):
-        batch = source.fetch(torch.as_tensor(split.parts[part]))
-        with torch.no_grad():
-            loss = sample_cross_entropy(tiny.forward(model, batch), batch.labels)
-        values[part] = float(loss.double().mean())
-    return values
+@pytest.fixture(scope="module")
+def losses(tiny, baseline):
+    def go(model, source=None):
+        source = source or tiny.Source(noise=NOISE)
+        return baseline.losses(model, source, tiny.split(source))
+
+    return go
 
 
-def test_original_has_learnt(tiny, trained):
+def test_original_has_learnt(tiny, trained, losses):
     model = tiny.net()
     model.load_state_dict(trained)
-    assert all(value < 0.7 for value in losses(tiny, model).values())
+    assert all(value < 0.7 for value in losses(model).values())
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -153,31 +140,19 @@ def test_bounded_methods_stay_in_their_bound(results, name):
 @pytest.mark.parametrize(
     "variant", ["gd_sine", "gd_lora_ball", "random_label-sequential", "retrain"]
 )
-def test_killed_methods_resume_bit_for_bit(tiny, run, tmp_path, variant):
-    class Killed(Exception):
-        pass
-
-    def kill(step, total, loss):
-        if step == 11:
-            raise Killed
-
-    path = tmp_path / "checkpoint.safetensors"
+def test_killed_methods_resume_bit_for_bit(tiny, run, baseline, tmp_path, variant):
     recipe = FitConfig(steps=STEPS, batch_size=8, lr=1e-2, checkpoint_every=4)
     build = {"build": lambda: tiny.net(4, dropout=0.2), "recipe": recipe}
-    whole, _ = run(variant, dropout=0.2, **build)
-    with pytest.raises(Killed):
-        run(variant, dropout=0.2, checkpoint=path, progress=kill, **build)
-    assert path.is_file()
-    steps = []
-    resumed, _ = run(
-        variant, dropout=0.2, checkpoint=path, progress=lambda s, t, loss: steps.append(s), **build
-    )
-    assert steps[0] == 9 and tiny.same(whole, resumed)
+
+    def go(**options):
+        return run(variant, dropout=0.2, **options, **build)[0]
+
+    assert baseline.resumes(go, tmp_path)[0] == 9
 
 
-def test_directions(tiny, results):
+def test_directions(results, losses):
     """Ascent raises the forget loss, fine-tuning lowers retain, GD raises forget over retain."""
-    values = {name: losses(tiny, results[name][0]) for name in VARIANTS}
+    values = {name: losses(results[name][0]) for name in VARIANTS}
     original = values["original"]
     assert values["ascent"]["forget"] > original["forget"]
     assert values["finetune"]["retain"] < original["retain"]
@@ -186,9 +161,9 @@ def test_directions(tiny, results):
         assert rise["forget"] > 0.05 and rise["retain"] < 0.01, name
 
 
-def test_golden_losses(tiny, golden, golden_models, check_golden):
+def test_golden_losses(golden, golden_models, losses, check_golden):
     source = golden.source(NOISE)
-    found = {name: losses(tiny, model, source) for name, model in golden_models.items()}
+    found = {name: losses(model, source) for name, model in golden_models.items()}
     check_golden(GOLDEN, found)
 
 

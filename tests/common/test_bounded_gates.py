@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stable_forgetting.common.bounded import eager as bounded_eager
 from stable_forgetting.common.bounded import product as bounded_product
-from stable_forgetting.common.bounded.attach import BoundedLinear, adapted_layers, attach
+from stable_forgetting.common.bounded.attach import adapted_layers, attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import Update
 from stable_forgetting.common.bounded.layer import reuse_weights, shared_weight
@@ -196,24 +196,6 @@ def test_there_is_no_second_derivative():
     (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # jvp imports what torch itself deprecates
-@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
-def test_there_are_no_function_transforms(transform):
-    """Torch's own error says what is not there, before anything is computed."""
-    x, *rest = tensors("sine", "full")
-
-    def loss(x):
-        return bounded_linear(x, *rest, form("sine")).sum()
-
-    run = {
-        "vmap": lambda: torch.func.vmap(loss)(x),
-        "grad": lambda: torch.func.grad(loss)(x),
-        "jvp": lambda: torch.func.jvp(loss, (x,), (x,)),
-    }
-    with pytest.raises(RuntimeError, match="functorch transforms"):
-        run[transform]()
 
 
 # Precision ---------------------------------------------------------------------------------------
@@ -481,20 +463,6 @@ def test_triton_is_asked_where_it_could_run(monkeypatch):
 
 
 # The reuse scope ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def builds(monkeypatch):
-    """Names of the layers' builds, in order."""
-    seen = []
-    real = BoundedLinear.effective_weight
-
-    def noted(self, dtype):
-        seen.append((id(self), dtype))
-        return real(self, dtype)
-
-    monkeypatch.setattr(BoundedLinear, "effective_weight", noted)
-    return seen
 
 
 def adapted(tiny, **fields):

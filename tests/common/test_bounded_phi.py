@@ -155,13 +155,9 @@ def test_a_record_is_registered_once_and_needs_one_slope():
     PHIS.register(OWN)
     try:
         assert PHIS[OWN.name] is OWN
-        _twice()
+        with pytest.raises(ConfigError, match="'softsign' is registered twice"):
+            PHIS.register(OWN)
     finally:
         del PHIS[OWN.name]
-
-
-def _twice():
-    with pytest.raises(ConfigError, match="'softsign' is registered twice"):
-        PHIS.register(OWN)
     with pytest.raises(ConfigError, match="give slope_of_argument or slope_of_value"):
         Phi("flat", value=lambda z: z)

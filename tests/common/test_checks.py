@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import random
 import textwrap
-from typing import ClassVar
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, Entry, l
 from stable_forgetting.common.bounded.attach import adapted_layers, attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.checks import CheckResult, check_benchmark, check_method
-from stable_forgetting.common.checks.tiny_task import problem_of, tensors_digest
+from stable_forgetting.common.checks.tiny_task import problem_of
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
-from stable_forgetting.common.methods.gradient import GradientMethod
 from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.protocol.benchmark import Runtime, Versions
+from stable_forgetting.common.store.weights import tensors_digest
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.vision.benchmark import VisionBenchmark
 
@@ -34,23 +34,10 @@ PROTOCOL = {
     "model": {"name": "scratch", "dim": 16, "depth": 2, "heads": 2},
 }
 EVERY_CHECK = [
-    "info",
-    "docstring",
-    "config",
-    "presets",
-    "declared data",
-    "runs",
-    "output width",
-    "finite",
-    "architecture",
-    "change",
-    "adapter start",
-    "frozen weights",
-    "inputs untouched",
-    "global state",
-    "determinism",
-    "scenarios",
-]
+    "info", "docstring", "config", "presets", "declared data", "runs", "output width", "finite",
+    "architecture", "change", "adapter start", "frozen weights", "inputs untouched",
+    "global state", "determinism", "scenarios",
+]  # fmt: skip
 
 
 def failures(results: list[CheckResult]) -> dict[str, str]:
@@ -88,18 +75,13 @@ def test_every_method_but_original_states_formula_and_source():
 
 
 def test_checking_leaves_the_global_state_and_the_shared_original_alone():
-    before = (
-        torch.get_rng_state(),
-        random.getstate(),
-        tensors_digest(problem_of("").original.state_dict()),
-    )
+    def state():
+        stream = torch.get_rng_state().tolist(), random.getstate()
+        return *stream, tensors_digest(problem_of("").original.state_dict())
+
+    before = state()
     check_method("gd")
-    after = (
-        torch.get_rng_state(),
-        random.getstate(),
-        tensors_digest(problem_of("").original.state_dict()),
-    )
-    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    assert state() == before
 
 
 def test_params_are_used_and_must_fit():
@@ -112,221 +94,80 @@ def test_params_are_used_and_must_fit():
         check_method("gdd")
 
 
-class _Fine(UnlearningMethod):
-    """Trains everything on the retain set for two steps."""
-
-    info = RETAIN
-
-    def unlearn(self, task):
-        return train(task, task.model)
+def method(
+    unlearn=None, *, base=UnlearningMethod, doc="A method of some words in a test.", **fields
+):
+    """A class around a function of the task; by default a sound method of a few lines."""
+    known = {"info": RETAIN} if base is UnlearningMethod else {}
+    run = unlearn or (lambda task: train(task, task.model))
+    if unlearn is not None or base is UnlearningMethod:
+        known["unlearn"] = lambda self, task: run(task)
+    return type("Broken", (base,), {"__doc__": doc, **known, **fields})
 
 
 def test_a_sound_method_of_a_few_lines_passes(judged):
-    assert judged(_Fine) == {}
+    assert judged(method()) == {}
 
 
 # Broken methods: each breaks one promise ----------------------------------------------------------
 
 
-class _NoOp(_Fine):
-    """Says that it unlearns and hands back what it was given."""
+def changed(change):
+    """Trains, then changes the model by hand."""
 
-    def unlearn(self, task):
-        return task.model
-
-
-class _TrainsTheTeacher(_Fine):
-    """Copies a student from the teacher and then trains the teacher."""
-
-    def unlearn(self, task):
-        student = copy.deepcopy(task.model)
-        train(task, task.model)
-        return student
-
-
-class _SecretlyChanging(_Fine):
-    """Declares that it changes nothing but trains all the same."""
-
-    info = MethodInfo(1, "a paper", frozenset({"retain"}), changes_model=False)
-
-
-@pytest.mark.parametrize(
-    ("cls", "words"),
-    [
-        (_NoOp, "bit for bit"),
-        (_TrainsTheTeacher, "another model was trained"),
-        (_SecretlyChanging, "tensors changed"),
-    ],
-)
-def test_a_model_that_did_not_change_as_declared(judged, cls, words):
-    found = judged(cls)
-    assert [*found] == ["change"] and words in found["change"]
-
-
-class _AsksForForget(_Fine):
-    """Asks the task for a part that it does not declare."""
-
-    def unlearn(self, task):
-        return train(task, task.model, "forget")
-
-
-class _GoesAroundTheGuard(_Fine):
-    """Reads the index sets and the source behind the task's back."""
-
-    def unlearn(self, task):
-        stream = task.generator("batches")
-        loader = Loader(task.source, task.split.parts["forget"], 8, stream)
-        task.fit(task.model, CrossEntropy("forget"), {"forget": loader}, SHORT)
-        return task.model
-
-
-class _SwallowsTheError(_Fine):
-    """Peeks at test data and hides the error."""
-
-    def unlearn(self, task):
-        with contextlib.suppress(AccessError):
-            task.source.fetch(torch.from_numpy(task.split.parts["test"]))
-        return train(task, task.model)
-
-
-@pytest.mark.parametrize(
-    ("cls", "part"),
-    [(_AsksForForget, "forget"), (_GoesAroundTheGuard, "forget"), (_SwallowsTheError, "test")],
-)
-def test_undeclared_data(judged, cls, part):
-    found = judged(cls)
-    assert [*found] == ["declared data"] and part in found["declared data"]
-
-
-class _Nondeterministic(_Fine):
-    """Adds noise from torch's global stream."""
-
-    def unlearn(self, task):
+    def unlearn(task):
         train(task, task.model)
         with torch.no_grad():
-            task.model.head.weight += torch.randn(task.model.head.weight.shape)
+            change(task.model)
         return task.model
 
-
-class _Counting(_Fine):
-    """Remembers how often it ran."""
-
-    runs: ClassVar[list[int]] = []
-
-    def unlearn(self, task):
-        self.runs.append(1)
-        with torch.no_grad():
-            task.model.head.bias += len(self.runs)
-        return task.model
+    return method(unlearn)
 
 
-class _SeedsTheWorld(_Fine):
-    """Seeds torch's global stream and leaves it so."""
-
-    def unlearn(self, task):
-        torch.manual_seed(0)
-        return train(task, task.model)
+def trains_the_teacher(task):
+    student = copy.deepcopy(task.model)
+    train(task, task.model)
+    return student
 
 
-@pytest.mark.parametrize(
-    ("cls", "names"),
-    [
-        (_Nondeterministic, ["global state", "determinism"]),
-        (_Counting, ["determinism"]),
-        (_SeedsTheWorld, ["global state"]),
-    ],
-)
-def test_randomness(judged, cls, names):
-    assert [*judged(cls)] == names
+def goes_around_the_guard(task):
+    loader = Loader(task.source, task.split.parts["forget"], 8, task.generator("batches"))
+    task.fit(task.model, CrossEntropy("forget"), {"forget": loader}, SHORT)
+    return task.model
 
 
-class _RenamesTheHead(_Fine):
-    """Returns another architecture of the same width."""
-
-    def unlearn(self, task):
-        train(task, task.model)
-        task.model.head = nn.Sequential(task.model.head)
-        return task.model
+def swallows_the_error(task):
+    with contextlib.suppress(AccessError):
+        task.source.fetch(torch.from_numpy(task.split.parts["test"]))
+    return train(task, task.model)
 
 
-class _HidesBehaviour(_Fine):
-    """Leaves a hook on the model: nothing of it is in the weights that are stored."""
-
-    def unlearn(self, task):
-        train(task, task.model)
-        task.model.head.register_forward_hook(lambda module, inputs, output: -output)
-        return task.model
+def counts(task, _runs=[]):  # noqa: B006 - it counts on purpose
+    _runs.append(1)
+    with torch.no_grad():
+        task.model.head.bias += len(_runs)
+    return task.model
 
 
-class _HalfPrecision(_Fine):
-    """Stores a layer in another number format."""
-
-    def unlearn(self, task):
-        train(task, task.model)
-        task.model.blocks[0].mlp.fc1.bfloat16()
-        return task.model
+def seeds_the_world(task):
+    torch.manual_seed(0)
+    return train(task, task.model)
 
 
-@pytest.mark.parametrize("cls", [_RenamesTheHead, _HidesBehaviour])
-def test_another_architecture(judged, cls):
-    assert [*judged(cls)] == ["architecture"]
+def wider(model):
+    model.head = nn.Linear(model.head.in_features, 5)
 
 
-def test_another_number_format(judged):
-    found = judged(_HalfPrecision)
-    assert "bfloat16" in found["architecture"] and "output width" in found
+def adapted(change):
+    """Attaches adapters, then changes something under them, before the training."""
 
-
-class _WiderHead(_Fine):
-    """Adds a class for the forgotten samples."""
-
-    def unlearn(self, task):
-        train(task, task.model)
-        task.model.head = nn.Linear(task.model.head.in_features, 5)
-        return task.model
-
-
-def test_another_width(judged):
-    found = judged(_WiderHead)
-    assert "(144, 5)" in found["output width"] and "head" in found["architecture"]
-
-
-class _NotFinite(_Fine):
-    """Divides by zero at the end."""
-
-    def unlearn(self, task):
-        train(task, task.model)
-        with torch.no_grad():
-            task.model.head.weight[0, 0] = float("nan")
-        return task.model
-
-
-def test_weights_that_are_not_finite(judged):
-    assert "finite" in judged(_NotFinite)
-
-
-class _TrainsTheBase(_Fine):
-    """Attaches adapters and trains the weights under them."""
-
-    def unlearn(self, task):
-        attach(task.model, task.family.targets["mlp"], AdapterConfig(), task.generator("adapter"))
-        task.model.blocks[0].mlp.fc1.weight.requires_grad_(True)
-        return train(task, task.model)
-
-
-class _TouchesTheRest(_Fine):
-    """Attaches adapters and changes a frozen layer by hand."""
-
-    def unlearn(self, task):
+    def unlearn(task):
         attach(task.model, task.family.targets["mlp"], AdapterConfig(), task.generator("adapter"))
         with torch.no_grad():
-            task.model.norm.weight *= 1.5
+            change(task.model)
         return train(task, task.model)
 
-
-@pytest.mark.parametrize("cls", [_TrainsTheBase, _TouchesTheRest])
-def test_the_base_under_adapters_must_stay(judged, cls):
-    assert [*judged(cls)] == ["frozen weights"]
+    return method(unlearn)
 
 
 class _StartsElsewhere(METHODS["gd_sine"]):
@@ -339,145 +180,111 @@ class _StartsElsewhere(METHODS["gd_sine"]):
                 layer.A += 1e-3
 
 
-def test_adapters_must_start_at_zero(judged):
-    assert [*judged(_StartsElsewhere)] == ["adapter start"]
+def relabels(task):
+    task.source._source._labels.add_(1).remainder_(4)
+    return train(task, task.model)
 
 
-class _ChangesTheData(_Fine):
-    """Relabels the source in place."""
-
-    def unlearn(self, task):
-        task.source._source._labels.add_(1).remainder_(4)
-        return train(task, task.model)
-
-
-def test_the_data_must_stay(judged):
-    assert [*judged(_ChangesTheData)] == ["inputs untouched"]
-
-
-class _NeedsImages(_Fine):
-    """Expects something that only one modality has."""
-
-    def unlearn(self, task):
-        return train(task, task.model.patch_embed)
-
-
-class _ReturnsNothing(_Fine):
-    """Changes the model in place and forgets to return it."""
-
-    def unlearn(self, task):
-        train(task, task.model)
-
-
-@pytest.mark.parametrize(
-    ("cls", "words"), [(_NeedsImages, "patch_embed"), (_ReturnsNothing, "NoneType")]
-)
-def test_a_run_that_fails_ends_the_checks(judged, cls, words):
-    found = judged(cls)
-    assert [*found] == ["runs"] and words in found["runs"]
-
-
-class _OnlyRandom(GradientMethod):
-    """Works for a subset of images and breaks when a whole class goes."""
-
-    info = MethodInfo(1, "a paper", frozenset({"forget", "retain"}))
-
-    def objective(self):
-        return CrossEntropy("retain")
-
-    def unlearn(self, task):
-        batch = task.source.fetch(torch.from_numpy(task.indices("forget")))
-        assert len(batch.labels.unique()) > 1, "one class only"
-        return super().unlearn(task)
-
-
-def test_scenarios_are_tried(judged, monkeypatch):
-    found = judged(_OnlyRandom)
-    assert [*found] == ["scenarios"] and "class: AssertionError" in found["scenarios"]
-    honest = MethodInfo(1, "a paper", _OnlyRandom.info.access, frozenset({"random"}))
-    monkeypatch.setattr(_OnlyRandom, "info", honest)
-    assert judged(_OnlyRandom) == {}
-
-
-# Broken declarations ------------------------------------------------------------------------------
+def needs_two_classes(task):
+    batch = task.source.fetch(torch.from_numpy(task.indices("forget")))
+    assert len(batch.labels.unique()) > 1, "one class only"
+    return train(task, task.model)
 
 
 class _Required(Strict):
     threshold: float
 
 
-class _BadConfig(_Fine):
-    """Has a parameter without a default value."""
-
-    Config = _Required
-
-
 class _Loose(Strict, extra="ignore"):
     pass
 
 
-class _LooseConfig(_Fine):
-    """Swallows misspelled parameters without a word."""
-
-    Config = _Loose
+def declared(version=1, paper="a paper", access=("retain",), **fields):
+    return MethodInfo(version, paper, frozenset(access), **fields)
 
 
-class _BadPreset(_Fine):
-    """Has a preset that its own config refuses."""
+BROKEN = {
+    "no-op": (method(lambda task: task.model), {"change": "bit for bit"}),
+    "teacher": (method(trains_the_teacher), {"change": "another model was trained"}),
+    "secret": (method(info=declared(changes_model=False)), {"change": "tensors changed"}),
+    "asks": (
+        method(lambda task: train(task, task.model, "forget")),
+        {"declared data": "forget"},
+    ),
+    "goes-around": (method(goes_around_the_guard), {"declared data": "forget"}),
+    "swallows": (method(swallows_the_error), {"declared data": "test"}),
+    "global-noise": (
+        changed(lambda model: model.head.weight.add_(torch.randn(model.head.weight.shape))),
+        {"global state": "torch", "determinism": "same seed"},
+    ),
+    "counts": (method(counts), {"determinism": "same seed"}),
+    "seeds": (method(seeds_the_world), {"global state": "torch"}),
+    "renames": (
+        changed(lambda model: setattr(model, "head", nn.Sequential(model.head))),
+        {"architecture": "keys differ"},
+    ),
+    "hook": (  # nothing of it is in the weights that are stored
+        changed(lambda model: model.head.register_forward_hook(lambda m, inputs, out: -out)),
+        {"architecture": "not in its weights"},
+    ),
+    "trains-the-base": (
+        adapted(lambda model: model.blocks[0].mlp.fc1.weight.requires_grad_(True)),
+        {"frozen weights": "fc1.weight"},
+    ),
+    "touches-the-rest": (
+        adapted(lambda model: model.norm.weight.mul_(1.5)),
+        {"frozen weights": "norm.weight"},
+    ),
+    "starts-elsewhere": (_StartsElsewhere, {"adapter start": "before training"}),
+    "relabels": (method(relabels), {"inputs untouched": "data source"}),
+    "needs-images": (
+        method(lambda task: train(task, task.model.patch_embed)),
+        {"runs": "patch_embed"},
+    ),
+    "returns-nothing": (method(lambda task: train(task, task.model) and None), {"runs": "None"}),
+    "one-scenario": (
+        method(needs_two_classes, info=declared(access=("forget", "retain"))),
+        {"scenarios": "class: AssertionError"},
+    ),
+    "required": (method(Config=_Required), {"config": "default"}),
+    "loose": (method(Config=_Loose), {"config": "unknown keys"}),
+    "preset": (method(presets={"paper": {"threshold": 3}}), {"presets": "threshold"}),
+    "version": (method(info=declared(version=0)), {"info": "version"}),
+    "paper": (method(info=declared(paper=" ")), {"info": "paper"}),
+    "test-data": (method(info=declared(access=("test",))), {"info": "test"}),
+    "no-info": (method(info=None), {"info": "MethodInfo"}),
+    "title": (method(doc="My method."), {"docstring": "docstring"}),
+    "silent": (method(doc=None), {"docstring": "docstring"}),
+}
 
-    presets: ClassVar = {"paper": {"threshold": 3}}
 
-
-class _VersionZero(_Fine):
-    """Has a version that could never have been raised."""
-
-    info = MethodInfo(0, "a paper", frozenset({"retain"}))
-
-
-class _NoPaper(_Fine):
-    """Does not say where it comes from."""
-
-    info = MethodInfo(1, " ", frozenset({"retain"}))
-
-
-class _WantsTest(_Fine):
-    """Declares that it reads the test set."""
-
-    info = MethodInfo(1, "a paper", frozenset({"test"}))
-
-
-class _NoInfo(UnlearningMethod):
-    """Says nothing at all about itself."""
-
-    def unlearn(self, task):
-        return train(task, task.model)
-
-
-class _Title(_Fine):
-    """My method."""
-
-
-class _Silent(_Fine):
-    pass
+@pytest.mark.parametrize(("cls", "wanted"), BROKEN.values(), ids=BROKEN)
+def test_what_a_method_breaks_is_found_and_nothing_else(judged, cls, wanted):
+    found = judged(cls)
+    assert [*found] == [*wanted]
+    assert all(words in found[name] for name, words in wanted.items())
 
 
 @pytest.mark.parametrize(
-    ("cls", "name", "words"),
+    ("change", "wanted"),
     [
-        (_BadConfig, "config", "default"),
-        (_LooseConfig, "config", "unknown keys"),
-        (_BadPreset, "presets", "threshold"),
-        (_VersionZero, "info", "version"),
-        (_NoPaper, "info", "paper"),
-        (_WantsTest, "info", "test"),
-        (_NoInfo, "info", "MethodInfo"),
-        (_Title, "docstring", "docstring"),
-        (_Silent, "docstring", "docstring"),
+        (
+            lambda model: model.blocks[0].mlp.fc1.bfloat16(),
+            {"architecture": "bfloat16", "output width": ""},
+        ),
+        (wider, {"output width": "(144, 5)", "architecture": "head"}),
+        (lambda model: model.head.weight[0, 0].fill_(math.nan), {"finite": "head.weight"}),
     ],
+    ids=["number format", "width", "not finite"],
 )
-def test_declarations(judged, cls, name, words):
-    found = judged(cls)
-    assert [*found] == [name] and words in found[name]
+def test_what_breaks_several_promises(judged, change, wanted):
+    found = judged(changed(change))
+    assert all(words in found[name] for name, words in wanted.items())
+
+
+def test_other_scenarios_are_not_tried(judged):
+    access = {"access": ("forget", "retain"), "scenarios": frozenset({"random"})}
+    assert judged(method(needs_two_classes, info=declared(**access))) == {}
 
 
 # Benchmarks ---------------------------------------------------------------------------------------

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import cross_entropy
 
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.checks.methods import check_method
 from stable_forgetting.common.data.loader import Loader, RelabelledLoader
 from stable_forgetting.common.data.splits import ForgetSplit
-from stable_forgetting.common.methods.base import resolve_config, train_reference
+from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.finetuning import last_parameters
 from stable_forgetting.common.methods.tools.objectives import (
     AlternatingAscent,
@@ -88,12 +88,9 @@ def split(tiny):
 
 
 @pytest.fixture(scope="module")
-def trained(tiny, split):
+def trained(tiny, split, baseline):
     """Original: the tiny net, trained on forget and retain; a state dict."""
-    recipe = FitConfig(steps=25, batch_size=16, lr=1e-2)
-    access = frozenset({"forget", "retain", "initial"})
-    task = tiny.task(tiny.Source(noise=NOISE), split, access=access, recipe=recipe)
-    return train_reference(task, ["forget", "retain"]).state_dict()
+    return baseline.original(tiny.Source(noise=NOISE), split).state_dict()
 
 
 def prepared(tiny, name, params, source, split, model, **fields):
@@ -136,23 +133,14 @@ def results(run):
 
 
 @pytest.fixture(scope="module")
-def golden_task(tiny, golden, split):
-    """Original's task on a problem that is fixed exactly."""
-    recipe = FitConfig(steps=25, batch_size=16, lr=1e-2)
-    everything = frozenset({"forget", "retain", "initial"})
+def golden_original(golden, split, baseline):
+    """Original on a problem that is fixed exactly."""
     with golden.float64():
-        source = golden.source(NOISE)
-        return tiny.task(source, split, access=everything, recipe=recipe, build=golden.net)
+        return baseline.original(golden.source(NOISE), split, build=golden.net)
 
 
 @pytest.fixture(scope="module")
-def golden_original(golden, golden_task):
-    with golden.float64():
-        return train_reference(golden_task, ["forget", "retain"])
-
-
-@pytest.fixture(scope="module")
-def golden_models(tiny, golden, split, golden_original, golden_task):
+def golden_models(tiny, golden, split, golden_original, baseline):
     """Each variant after a pass from a trained model, on a problem that is fixed exactly."""
     models = {}
     with golden.float64():
@@ -166,25 +154,17 @@ def golden_models(tiny, golden, split, golden_original, golden_task):
                 split,
                 copy.deepcopy(golden_original),
                 build=lambda: golden.net("another"),
-                recipe=golden_task.recipe,
+                recipe=baseline.recipe,
             )
             models[variant] = method.unlearn(task)
     return models
 
 
 @pytest.fixture(scope="module")
-def losses(tiny, split):
-    def go(model, source=None) -> dict[str, float]:
-        source, values = source or tiny.Source(noise=NOISE), {}
-        model.eval()
-        for part in ("forget", "retain", "test"):
-            batch = source.fetch(torch.as_tensor(split.parts[part]))
-            with torch.no_grad():
-                loss = sample_cross_entropy(tiny.forward(model, batch), batch.labels)
-            values[part] = float(loss.double().mean())
-        return values
-
-    return go
+def losses(tiny, split, baseline):
+    return lambda model, source=None: baseline.losses(
+        model, source or tiny.Source(noise=NOISE), split
+    )
 
 
 @pytest.fixture
@@ -254,28 +234,12 @@ def test_the_contract_holds_through_adapters(name):
 @pytest.mark.parametrize(
     "variant", ["salun-sequential", "amnesiac", "scrub", "scrub_r", "bad_teacher", "sfron", "unsir"]
 )
-def test_killed_methods_resume_bit_for_bit(tiny, run, tmp_path, variant):
-    class Killed(Exception):
-        pass
+def test_killed_methods_resume_bit_for_bit(run, baseline, tmp_path, variant):
+    def go(**options):
+        return run(*VARIANTS[variant], dropout=0.2, **options)[0]
 
-    seen = []
-
-    def kill(step, total, loss):
-        seen.append(total)
-        if step == 11 and total >= 11:
-            raise Killed
-
-    name, params = VARIANTS[variant]
-    path = tmp_path / "checkpoint.safetensors"
-    whole, _ = run(name, params, dropout=0.2)
-    with pytest.raises(Killed):
-        run(name, params, dropout=0.2, checkpoint=path, progress=kill)
-    assert list(tmp_path.glob("checkpoint*.safetensors"))
-    steps = []
-    resumed, _ = run(
-        name, params, dropout=0.2, checkpoint=path, progress=lambda s, t, loss: steps.append(s)
-    )
-    assert 9 in steps and 8 not in steps and tiny.same(whole, resumed)
+    steps = baseline.resumes(go, tmp_path)
+    assert 9 in steps and 8 not in steps
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -435,18 +399,6 @@ def test_labels_are_drawn_evenly_from_the_given_classes(tiny):
 # -- teachers -------------------------------------------------------------------------------------
 
 
-def test_distillation_is_not_averaged_over_classes():
-    """``kl_div``'s default reduction divides by the number of classes as well."""
-    stream = torch.Generator().manual_seed(0)
-    student, teacher = torch.randn(2, 5, 4, generator=stream)
-    target = teacher.softmax(-1)
-    found = sample_distillation(student, target, torch.zeros(5, dtype=torch.int64))
-    by_hand = (target * (target.log() - student.softmax(-1).log())).sum(-1)
-    assert torch.allclose(found, by_hand, atol=1e-6)
-    wrong = kl_div(log_softmax(student, -1), target, reduction="none").mean()
-    assert torch.isclose(found.mean(), 4 * wrong, atol=1e-6)
-
-
 def test_distillation_skips_positions_that_do_not_count():
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
     target = torch.eye(4)[:3].expand(2, 3, 4)
@@ -580,48 +532,6 @@ def test_the_l1_penalty_covers_everything_and_fades(make, trained):
         assert values["loss/penalty"] == pytest.approx(a * (1 - epoch / 4) * norm, rel=1e-4)
 
 
-def test_ssd_dampens_by_the_ratio_of_importances(make, trained):
-    method, task = make("ssd", {"alpha": 1.2, "lam": 0.9})
-    forget = batch_fisher(task, "forget", batch_size=8)
-    everything = batch_fisher(task, "forget", "retain", batch_size=8)
-    state = method.unlearn(task).state_dict()
-    dampened = 0
-    for name, before in trained.items():
-        chosen = forget[name] > 1.2 * everything[name]
-        dampened += int(chosen.sum())
-        factor = (0.9 * everything[name] / forget[name]).clamp(max=1)
-        assert torch.equal(state[name][~chosen], before[~chosen])
-        assert torch.allclose(state[name][chosen], (before * factor)[chosen])
-    assert 0 < dampened < sum(value.numel() for value in trained.values())
-
-
-def test_ssd_reads_whole_classes_in_the_order_of_its_repository(make, two_classes):
-    method, task = make("ssd", {"alpha": 1.2, "order": "class"}, split=two_classes)
-    batches = list(class_pass(task, 8))
-    labels = torch.cat([batch.labels for batch in batches]).tolist()
-    retained = len(task.indices("retain"))
-    assert labels[:retained] == sorted(labels[:retained]) and not {1, 2} & {*labels[:retained]}
-    assert labels[retained:] == sorted(labels[retained:]) and {1, 2} == {*labels[retained:]}
-    read = torch.cat([batch.indices for batch in batches]).tolist()
-    assert sorted(read) == task.indices("forget", "retain").tolist()
-    forget = batch_fisher(task, "forget", batch_size=8)
-    grouped = batch_fisher(task, "forget", "retain", batch_size=8, by_class=True)
-    before = {name: value.clone() for name, value in task.model.state_dict().items()}
-    state = method.unlearn(task).state_dict()
-    for name in forget:
-        chosen = forget[name] > 1.2 * grouped[name]
-        assert torch.equal(state[name][~chosen], before[name][~chosen])
-        factor = (grouped[name] / forget[name]).clamp(max=1)
-        assert torch.allclose(state[name][chosen], (before[name] * factor)[chosen])
-    _, task = make("ssd", {}, split=two_classes)
-    mixed = batch_fisher(task, "forget", "retain", batch_size=8)
-    total = {n: sum(float(v.sum()) for v in f.values()) for n, f in (("m", mixed), ("g", grouped))}
-    assert total["g"] > total["m"], "a batch of one class has the larger mean gradient"
-
-
-# -- UNSIR ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def two_classes(split):
     """Classes 1 and 2 are forgotten."""
@@ -629,6 +539,40 @@ def two_classes(split):
     forget = train[np.isin(train % 4, [1, 2])]
     parts = {**split.parts, "forget": forget, "retain": np.setdiff1d(train, forget)}
     return ForgetSplit("tiny/two", parts, split.source_digest)
+
+
+@pytest.mark.parametrize("params", [{"alpha": 1.2, "lam": 0.9}, {"alpha": 1.2, "order": "class"}])
+def test_ssd_dampens_by_the_ratio_of_importances(make, trained, two_classes, params):
+    """A batch of one class has the larger mean gradient."""
+    method, task = make("ssd", params, split=two_classes)
+    parts = ("forget", "retain")
+    forget = batch_fisher(task, "forget", batch_size=8)
+    mixed, grouped = (batch_fisher(task, *parts, batch_size=8, by_class=k) for k in (False, True))
+    totals = [sum(float(value.sum()) for value in all_.values()) for all_ in (mixed, grouped)]
+    everything = grouped if "order" in params else mixed
+    state, dampened = method.unlearn(task).state_dict(), 0
+    for name, before in trained.items():
+        chosen = forget[name] > 1.2 * everything[name]
+        dampened += int(chosen.sum())
+        factor = (params.get("lam", 1.0) * everything[name] / forget[name]).clamp(max=1)
+        assert torch.equal(state[name][~chosen], before[~chosen])
+        assert torch.allclose(state[name][chosen], (before * factor)[chosen])
+    assert 0 < dampened < sum(value.numel() for value in trained.values())
+    assert totals[1] > totals[0]
+
+
+def test_ssd_reads_whole_classes_in_the_order_of_its_repository(make, two_classes):
+    _, task = make("ssd", {}, split=two_classes)
+    batches = list(class_pass(task, 8))
+    labels = torch.cat([batch.labels for batch in batches]).tolist()
+    retained = len(task.indices("retain"))
+    for part, classes in ((labels[:retained], {0, 3}), (labels[retained:], {1, 2})):
+        assert part == sorted(part) and set(part) == classes
+    read = torch.cat([batch.indices for batch in batches]).tolist()
+    assert sorted(read) == task.indices("forget", "retain").tolist()
+
+
+# -- UNSIR ----------------------------------------------------------------------------------------
 
 
 def test_unsir_refuses_a_forget_set_without_whole_classes(make, split):
@@ -733,8 +677,6 @@ def test_neighbours_are_one_bounded_step_away(make, tiny, split):
     low, high = objective.bounds["x"]
     start, moved = seen
     assert torch.equal(start, batch.inputs["x"]) and float(low) == float(start.min())
-    assert moved.min() >= low and moved.max() <= high
-    assert (moved - start).abs().max() <= 0.3 * (high - low) * (1 + 1e-6)
     x = start.clone().requires_grad_()
     cross_entropy(task.model(x), batch.labels).backward()
     assert torch.equal(moved, (start + 0.3 * (high - low) * x.grad.sign()).clamp(low, high))

@@ -96,31 +96,29 @@ def small(**fields):
 # Lengths and rates -------------------------------------------------------------------------------
 
 
-def test_constant_and_warm_up():
-    config = FitConfig(steps=10, lr=0.4, warmup_steps=4)
-    rates = [learning_rate(config, step, 10) for step in range(10)]
-    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, *[0.4] * 6])
-
-
-def test_cosine():
-    config = FitConfig(steps=8, lr=1.0, schedule="cosine")
-    rates = [learning_rate(config, step, 8) for step in range(8)]
-    assert rates == pytest.approx([0.5 * (1 + math.cos(math.pi * k / 8)) for k in range(8)])
-    assert rates[0] == 1.0 and rates == sorted(rates, reverse=True) and 0 < rates[-1] < 0.05
-
-
-def test_cosine_starts_at_the_end_of_the_warm_up():
-    config = FitConfig(steps=12, lr=1.0, schedule="cosine", warmup_steps=4)
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"warmup_steps": 4}, [0.25, 0.5, 0.75, *[1.0] * 9]),
+        ({"schedule": "linear"}, [1 - k / 12 for k in range(12)]),
+        (
+            {"schedule": "linear", "warmup_steps": 4},
+            [0.25, 0.5, 0.75, 1.0, *(1 - k / 8 for k in range(8))],
+        ),
+        ({"schedule": "cosine"}, [0.5 * (1 + math.cos(math.pi * k / 12)) for k in range(12)]),
+        (
+            {"schedule": "cosine", "warmup_steps": 4},
+            [0.25, 0.5, 0.75, 1.0, *(0.5 * (1 + math.cos(math.pi * k / 8)) for k in range(8))],
+        ),
+    ],
+    ids=str,
+)
+def test_rates_warm_up_and_follow_their_schedule_to_the_end(fields, expected):
+    config = FitConfig(steps=12, lr=0.4, **fields)
     rates = [learning_rate(config, step, 12) for step in range(12)]
-    assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
-    assert rates[8] == pytest.approx(0.5)
-
-
-def test_linear_falls_to_zero_after_the_warm_up():
-    config = FitConfig(steps=12, lr=1.0, schedule="linear", warmup_steps=4)
-    rates = [learning_rate(config, step, 12) for step in range(13)]
-    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, *(1 - k / 8 for k in range(9))])
-    assert rates[-1] == 0.0
+    assert rates == pytest.approx([0.4 * share for share in expected])
+    last = 0.0 if "schedule" in fields else 0.4
+    assert learning_rate(config, 12, 12) == pytest.approx(last, abs=1e-12)
 
 
 def lengths(count, **fields):
@@ -154,11 +152,16 @@ def test_epochs_count_a_part_that_is_there():
     assert "epochs_of" not in GradientConfig(steps=2).model_dump()
 
 
-def test_a_warm_up_as_long_as_the_run_is_refused():
-    with pytest.raises(ValueError, match="warm-up is as long as the run"):
-        FitConfig(steps=4, warmup_steps=4)
-    with pytest.raises(ValueError, match="warm-up is as long as the run"):
-        FitConfig(epochs=2, warmup_epochs=2)
+def test_a_warm_up_is_given_once_is_shorter_than_the_run_and_changes_no_other_key():
+    for fields, words in (
+        ({"steps": 4, "warmup_steps": 4}, "warm-up is as long as the run"),
+        ({"epochs": 2, "warmup_epochs": 2}, "warm-up is as long as the run"),
+        ({"steps": 9, "warmup_steps": 3, "warmup_epochs": 1.0}, "or warmup_epochs, not both"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            FitConfig(**fields)
+    assert "warmup_epochs" not in FitConfig(steps=9).model_dump()
+    assert FitConfig(steps=9, warmup_epochs=2).model_dump()["warmup_epochs"] == 2.0
     with pytest.raises(ConfigError, match="warm-up of 113 steps leaves nothing of a run of 100"):
         lengths(400, epochs=None, steps=100, epochs_of="retain", warmup_epochs=1)
 
@@ -190,21 +193,6 @@ def test_a_warm_up_in_epochs_counts_the_first_loader(tiny, source, run):
     assert rates[0] == config.lr / per_epoch
 
 
-def test_a_warm_up_is_given_once_and_changes_no_other_key():
-    with pytest.raises(ValueError, match="warmup_steps or warmup_epochs, not both"):
-        FitConfig(steps=9, warmup_steps=3, warmup_epochs=1.0)
-    assert "warmup_epochs" not in FitConfig(steps=9).model_dump()
-    assert FitConfig(steps=9, warmup_epochs=2).model_dump()["warmup_epochs"] == 2.0
-
-
-def test_the_rate_reaches_the_optimizer(tiny, run):
-    sink = Sink()
-    config = small(schedule="cosine", warmup_steps=2)
-    run(tiny.net(), config, tracker=sink)
-    expected = [learning_rate(config, step, 6) for step in range(6)]
-    assert [sink.rows[step + 1]["lr"] for step in range(6)] == expected
-
-
 def test_epochs_count_the_first_loader(tiny, source):
     loaders = {"retain": tiny.loader(source, RETAIN, 10), "forget": tiny.loader(source, FORGET, 4)}
     assert total_steps(FitConfig(epochs=3), loaders) == 12
@@ -215,16 +203,6 @@ def test_epochs_count_the_first_loader(tiny, source):
 # Updates -----------------------------------------------------------------------------------------
 
 
-def by_hand(tiny, model, optimizer, loaders, loss_of, steps):
-    model.train()
-    for _ in range(steps):
-        batches = {name: loader.next() for name, loader in loaders.items()}
-        loss = loss_of(model, batches)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
 def cross_entropy(tiny, part):
     def loss_of(model, batches):
         batch = batches[part]
@@ -233,27 +211,35 @@ def cross_entropy(tiny, part):
     return loss_of
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_adamw_is_torchs_bit_for_bit(tiny, source, run, decay):
-    mine, theirs = tiny.net(), tiny.net()
-    run(mine, small(steps=12, weight_decay=decay))
-    matrices = [p for p in theirs.parameters() if p.ndim >= 2]
-    others = [p for p in theirs.parameters() if p.ndim < 2]
+def adamw(model, decay):
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
-    loaders = {"retain": tiny.loader(source, RETAIN)}
-    by_hand(tiny, theirs, optimizer, loaders, cross_entropy(tiny, "retain"), 12)
-    assert tiny.same(mine, theirs)
-    assert not tiny.same(mine, tiny.net())
+    return torch.optim.AdamW(groups, lr=0.05, fused=True)
 
 
-def test_sgd_with_momentum_is_torchs_bit_for_bit(tiny, source, run):
+@pytest.mark.parametrize(
+    ("fields", "make"),
+    [
+        ({"weight_decay": 0.0}, lambda model: adamw(model, 0.0)),
+        ({"weight_decay": 0.1}, lambda model: adamw(model, 0.1)),
+        (
+            {"optimizer": "sgd", "momentum": 0.9},
+            lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        ),
+    ],
+    ids=["adamw", "decay", "sgd"],
+)
+def test_optimizers_are_torchs_bit_for_bit(tiny, source, run, fields, make):
     mine, theirs = tiny.net(), tiny.net()
-    run(mine, small(optimizer="sgd", momentum=0.9, lr=0.05))
-    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.05, momentum=0.9)
-    loaders = {"retain": tiny.loader(source, RETAIN)}
-    by_hand(tiny, theirs, optimizer, loaders, cross_entropy(tiny, "retain"), 6)
-    assert tiny.same(mine, theirs)
+    run(mine, small(steps=12, lr=0.05, **fields))
+    loader, optimizer = tiny.loader(source, RETAIN), make(theirs.train())
+    for _ in range(12):
+        loss = cross_entropy(tiny, "retain")(theirs, {"retain": loader.next()})
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert tiny.same(mine, theirs) and not tiny.same(mine, tiny.net())
 
 
 def test_two_rates_is_the_papers_update_rule(tiny, source, run):
@@ -314,22 +300,6 @@ def test_penalty_counts_once_under_accumulation(tiny, source, run):
         run(model, config, objective=Nothing(), penalty=penalty, tracker=sink)
         torch.testing.assert_close(model.head.weight, 0.9 * before)
         assert sink.rows[1]["loss/penalty"] == pytest.approx(float(0.5 * before.square().sum()))
-
-
-def test_weight_decay_pulls_matrices_only(tiny, run):
-    """A zero gradient leaves the decay alone: matrices shrink, vectors stay."""
-
-    class Flat(CrossEntropy):
-        def __call__(self, forward, batches):
-            terms = super().__call__(forward, batches)
-            return ObjectiveValue(terms.total * 0, terms.parts)
-
-    model = tiny.net()
-    before = tiny.snapshot(model)
-    run(model, small(steps=1, weight_decay=0.5, lr=0.1), objective=Flat("retain"))
-    for name, value in model.state_dict().items():
-        factor = 1 - 0.1 * 0.5 if value.ndim >= 2 else 1.0
-        torch.testing.assert_close(value, before[name] * factor)
 
 
 def test_gradient_clipping(tiny, source, run):
@@ -662,13 +632,6 @@ def test_damaged_and_foreign_checkpoints_start_again_with_one_line(tiny, run, tm
     assert "another run" in refused(wider)
     assert "another run" in refused(config=small(checkpoint_every=2, lr=0.5))
     assert "another run" in refused(seed=4)
-
-
-def test_nothing_is_pickled(tiny, run, tmp_path):
-    path = tmp_path / "c.safetensors"
-    interrupted(tiny, run, path)
-    with safe_open(path, framework="pt") as file:
-        assert json.loads(file.metadata()["notes"])["step"] == 2
 
 
 # What is logged ----------------------------------------------------------------------------------

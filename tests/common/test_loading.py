@@ -216,15 +216,6 @@ def test_order_is_that_of_the_inner_loader_within_an_epoch(source):
     assert ids(plain) == ids(take(relabelled(source, np.arange(10)), 1))
 
 
-def test_exclude_true_never_draws_the_truth(source):
-    honest = relabelled(source, np.arange(64), exclude_true=True)
-    for _ in range(5):
-        labels = labels_of(take(honest, 4))
-        assert all(labels[i] != int(source.labels[i]) for i in range(64))
-    lax = [labels_of(take(relabelled(source, np.arange(64), seed=s), 4)) for s in range(5)]
-    assert any(labels[i] == int(source.labels[i]) for labels in lax for i in range(64))
-
-
 def test_members_outside_the_stream_do_no_harm(source):
     inner = Loader(source, np.arange(10), 10, stream())
     batch = RelabelledLoader(inner, np.arange(40, 50), 4).next()

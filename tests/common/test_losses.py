@@ -19,6 +19,7 @@ REFERENCE = {
 }
 POSITION = {
     "cross_entropy": losses.cross_entropy,
+    "unlikelihood": losses.unlikelihood,
     "inverted_hinge": losses.inverted_hinge,
     "divergence_from_uniform": losses.divergence_from_uniform,
     **{k: lambda z, y, f=f: f(z, 0.5 * z.detach().flip(-1), y) for k, f in REFERENCE.items()},
@@ -61,33 +62,12 @@ def test_gradient_of_the_inverted_hinge_is_the_papers(scale):
     torch.testing.assert_close(gradient.sum(-1), torch.zeros(40, dtype=torch.float64))
 
 
-def test_inverted_hinge_lies_in_0_2_and_stops_by_itself():
-    z, y = logits_of(200, 5, scale=6.0), labels_of(200, 5)
-    values = losses.inverted_hinge(z, y)
-    assert values.min() >= 0 and values.max() <= 2
-    norms = []
-    for own in (0.0, -5.0, -20.0, -60.0):
-        z = torch.tensor([[own, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
-        loss = losses.inverted_hinge(z, torch.tensor([0])).sum()
-        norms.append(float(torch.autograd.grad(loss, z)[0][0, 0]))
-    assert norms == sorted(norms, reverse=True) and norms[-1] < 1e-20
-
-
 def test_the_rival_is_never_the_label_even_at_a_tie():
     z = torch.zeros(3, 4)
     torch.testing.assert_close(losses.inverted_hinge(z, torch.tensor([0, 1, 3])), torch.ones(3))
 
 
 # Divergences -------------------------------------------------------------------------------------
-
-
-def test_divergence_is_zero_with_zero_gradient_at_the_reference_only():
-    z, y = logits_of(6, 5).requires_grad_(), labels_of(6, 5)
-    same = losses.divergence(z, z.detach() + 3.0, y)  # logits count up to a constant
-    assert same.abs().max() < 1e-12
-    assert torch.autograd.grad(same.sum(), z)[0].abs().max() < 1e-12
-    other = losses.divergence(z, logits_of(6, 5, seed=1), y)
-    assert (other > 0).all()
 
 
 def test_divergence_is_torchs():
@@ -143,18 +123,13 @@ def test_log_likelihood_sums_over_the_answer():
     torch.testing.assert_close(losses.log_likelihood(z[:, 0], y[:, 0]), p[[0, 1], 0, y[:, 0]])
 
 
-@pytest.mark.parametrize("beta", [1e-4, 0.1, 4.5])
-def test_preference_has_slope_one_at_equality_for_every_beta(beta):
-    ratio = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    value = losses.negative_preference(ratio, beta)
-    assert value.item() == pytest.approx(2 * math.log(2) / beta)
-    assert float(torch.autograd.grad(value, ratio)[0]) == pytest.approx(1.0)
-
-
-def test_preference_slope_is_twice_a_sigmoid():
+@pytest.mark.parametrize("beta", [1e-4, 0.3, 4.5])
+def test_preference_slope_is_twice_a_sigmoid(beta):
     ratio = torch.linspace(-30, 30, 13, dtype=torch.float64, requires_grad=True)
-    slope = torch.autograd.grad(losses.negative_preference(ratio, 0.3).sum(), ratio)[0]
-    torch.testing.assert_close(slope, 2 * torch.sigmoid(0.3 * ratio.detach()))
+    values = losses.negative_preference(ratio, beta)
+    assert values[6].item() == pytest.approx(2 * math.log(2) / beta), "at equality"
+    slope = torch.autograd.grad(values.sum(), ratio)[0]
+    torch.testing.assert_close(slope, 2 * torch.sigmoid(beta * ratio.detach()))
 
 
 # All of them -------------------------------------------------------------------------------------

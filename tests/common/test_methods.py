@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import AccessError, ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import derive
@@ -26,6 +25,7 @@ OTHERS = ("gd_fila",)
 OWN = ["original", "retrain", "finetune", "ascent", "random_label"]
 OWN += [name for name in METHODS.names() if name.split("_")[0] == "gd" and name not in OTHERS]
 SHORT = {"steps": 3, "batch_size": 8}
+ONLY_MLP = {"targets": {"mlp": ("blocks.*.mlp.fc*",), "attention": ()}}
 
 
 def complaint(function, *args, **kwargs) -> str:
@@ -63,9 +63,11 @@ def unlearn(tiny, source):
 # Access ------------------------------------------------------------------------------------------
 
 
-def test_declarations_of_the_single_sided_methods():
+def test_declarations_of_the_single_sided_methods(tiny, unlearn):
     declared = {name: METHODS[name].info.access for name in OWN}
     assert declared["original"] == frozenset()
+    model, task = unlearn("original")
+    assert model is task.model and tiny.same(model, tiny.net(1)) and not task.results
     assert declared["finetune"] == {"retain"}
     assert declared["retrain"] == {"retain", "initial"}
     assert declared["ascent"] == {"forget"}
@@ -142,18 +144,6 @@ def test_the_last_fit_before_the_weights_are_stored_keeps_no_end(tiny, source, t
     assert json.loads(read_metadata(path)["notes"])["step"] == 3
 
 
-def test_two_fits_differ_in_dropout(tiny, source):
-    results = []
-    for repeats in (1, 2):
-        task = tiny.task(source, tiny.split(source), access=frozenset({"retain"}))
-        config = FitConfig(steps=2, batch_size=8)
-        for _ in range(repeats):
-            model = tiny.net(dropout=0.5)
-            task.fit(model, CrossEntropy(), task.loaders(("retain",), config), config)
-        results.append(model)
-    assert not tiny.same(*results)
-
-
 def test_retrain_equals_training_on_retain_from_the_same_start(tiny, unlearn, source):
     model, task = unlearn("retrain")
     reference = task.build()
@@ -163,11 +153,6 @@ def test_retrain_equals_training_on_retain_from_the_same_start(tiny, unlearn, so
     objective = CrossEntropy("train")
     fit(reference, objective, {"train": loader}, task.recipe, forward=tiny.forward, seed=seed)
     assert tiny.same(model, reference) and not tiny.same(model, task.build())
-
-
-def test_original_is_the_model_itself(tiny, unlearn):
-    model, task = unlearn("original")
-    assert model is task.model and tiny.same(model, tiny.net(1)) and not task.results
 
 
 # resolve_config ----------------------------------------------------------------------------------
@@ -180,6 +165,10 @@ def test_defaults_presets_and_params_in_that_order():
     assert paper.adapter == resolve("gd_sine").adapter, "a preset leaves the adapter alone"
     mine = resolve("gd_sine", {"lam": 2}, "paper_literal")
     assert (mine.lr, mine.lam) == (1e-5, 2.0)
+    by_epochs = resolve("gd_sine", {"epochs": 2}, "paper_literal")
+    assert (by_epochs.epochs, by_epochs.steps, by_epochs.lam) == (2, None, 10.0)
+    own = resolve("ascent")
+    assert (own.steps, own.lr) == (50, 1e-5) and np.isclose(resolve("gd").lr, 1e-4)
 
 
 def test_nested_adapter_params_change_only_what_they_name():
@@ -198,11 +187,6 @@ def test_steps_and_epochs_replace_each_other(name):
     assert "exactly one" in complaint(resolve, name, {"steps": 7, "epochs": 2})
     cls = METHODS[name].Config
     assert cls(steps=7).epochs is None and cls(epochs=2).steps is None
-
-
-def test_epochs_replace_the_steps_of_a_preset():
-    config = resolve("gd_sine", {"epochs": 2}, "paper_literal")
-    assert (config.epochs, config.steps, config.lam) == (2, None, 10.0)
 
 
 def test_a_resolved_config_resolves_to_itself():
@@ -236,6 +220,7 @@ def test_a_resolved_config_resolves_to_itself():
         ("gd_relu", {"ball": 1.0}, None, "no certificate for phi: relu"),
         ("finetune", {"reading": "two_rates"}, None, "reading: "),
         ("ascent", {"reading": "two_rates"}, None, "reading: "),
+        ("l1_sparse", {"adapter": {"rank": 2}}, None, "adapter: unknown key"),
     ],
 )
 def test_bad_params_are_one_line(name, params, preset, clue):
@@ -348,31 +333,22 @@ def test_further_parameters_are_trained_beside_the_adapter(tiny, unlearn):
     assert "trained" not in AdapterConfig().model_dump()
 
 
-def test_a_model_without_further_parameters_says_so(tiny, source):
+@pytest.mark.parametrize(
+    ("family", "adapter", "clues"),
+    [
+        ({}, {"trained": ["head.*", "last_norm.*"]}, ("adapter.trained", "last_norm.*")),
+        ({"head": ("classifier.*",)}, {"train_head": True}, ("classifier.*", "train_head")),
+        (ONLY_MLP, {"placement": "attention"}, ("placement: attention", "mlp")),
+        (ONLY_MLP, {"placement": "all"}, ("placement: all", "mlp")),
+    ],
+)
+def test_a_model_without_what_an_adapter_names_says_so(tiny, source, family, adapter, clues):
     cls = METHODS["gd_sine"]
     task = tiny.task(source, tiny.split(source), access=cls.info.access)
-    method = cls(resolve("gd_sine", {"adapter": {"trained": ["head.*", "last_norm.*"]}}))
-    message = complaint(method.unlearn, task)  # every pattern must find one
-    assert "adapter.trained" in message and "last_norm.*" in message and "head" not in message
-
-
-def test_a_model_without_the_named_head_says_so(tiny, source):
-    cls = METHODS["gd_sine"]
-    task = tiny.task(source, tiny.split(source), access=cls.info.access)
-    task.family = tiny.family(head=("classifier.*",))
-    method = cls(resolve("gd_sine", {"adapter": {"train_head": True}}))
-    message = complaint(method.unlearn, task)
-    assert "classifier.*" in message and "train_head" in message
-
-
-def test_a_model_without_a_placement_says_so(tiny, source, unlearn):
-    cls = METHODS["gd_sine"]
-    task = tiny.task(source, tiny.split(source), access=cls.info.access)
-    task.family = tiny.family(targets={"mlp": ("blocks.*.mlp.fc*",), "attention": ()})
-    for placement in ("attention", "all"):
-        method = cls(resolve("gd_sine", {"adapter": {"placement": placement}}))
-        message = complaint(method.unlearn, task)
-        assert f"placement: {placement}" in message and "mlp" in message
+    task.family = tiny.family(**family)
+    message = complaint(cls(resolve("gd_sine", {"adapter": adapter})).unlearn, task)
+    assert all(clue in message for clue in clues)
+    assert "trained" not in adapter or "head" not in message, "every pattern must find one"
 
 
 def test_constraints_hold_after_every_step(unlearn):
@@ -410,17 +386,6 @@ def test_random_labels_read_what_they_should(tiny, unlearn, mode):
     assert source.fetched == set(split.train.tolist())
     first = set(torch.cat(source.log[:2]).tolist())
     assert (first <= set(split.parts["forget"].tolist())) == (mode == "sequential")
-
-
-def test_methods_of_the_whole_model_refuse_adapters():
-    message = complaint(resolve, "l1_sparse", {"adapter": {"rank": 2}})
-    assert "adapter: unknown key" in message
-
-
-def test_validate_keeps_class_defaults():
-    config = validate(METHODS["ascent"].Config, {}, "x")
-    assert (config.steps, config.lr) == (50, 1e-5)
-    assert np.isclose(resolve("gd").lr, 1e-4)
 
 
 def test_the_reference_is_a_frozen_copy_of_the_model_as_it_was(tiny, source):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.spatial import distance
 
 from stable_forgetting.common.measure.answers import answer_distances
 from stable_forgetting.common.measure.gaps import (
@@ -17,11 +18,9 @@ from stable_forgetting.common.measure.gaps import (
     gap,
     harmonic_mean,
     ks_two_sample,
-    max_gap,
     paired_difference,
     retrain_floor,
     summarise,
-    tow,
 )
 from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.measure.ranking import rank_intervals, ranks, shares, shown
@@ -91,7 +90,7 @@ def test_gaps_by_hand():
     assert gap(ROW, RETRAIN, "ua") == -4 and gap(ROW, RETRAIN, "fa") == 4
     assert average_gap(ROW, RETRAIN, AG4) == (4 + 1 + 3 + 8) / 4
     assert further("ag2") == (3 + 8) / 2
-    assert further("max_gap") == max_gap(ROW, RETRAIN, AG4) == 8
+    assert further("max_gap") == 8
     assert further("tow") == pytest.approx(0.96 * 0.99 * 0.97)
     assert further("tow_mia") == pytest.approx(0.92 * 0.99 * 0.97)
 
@@ -119,8 +118,8 @@ rows = st.fixed_dictionaries({name: percent for name in ("fa", "ua", "ra", "ta",
 def test_gap_properties(row, reference):
     ag = average_gap(row, reference, AG4)
     assert ag == average_gap(reference, row, AG4)
-    assert 0 <= ag <= max_gap(row, reference, AG4) + 1e-9
-    assert 0 <= tow(row, reference, ("fa", "ra", "ta")) <= 1
+    assert 0 <= ag <= further("max_gap", row, reference) + 1e-9
+    assert 0 <= further("tow", row, reference) <= 1
     assert gap(row, reference, "ta") == -gap(reference, row, "ta")
 
 
@@ -141,9 +140,9 @@ def test_harmonic_mean():
 
 def test_ks_by_hand_and_against_scipy():
     apart = ks_two_sample([1, 2, 3], [4, 5, 6])
-    assert apart.statistic == 1 and apart.p_value == pytest.approx(2 / math.comb(6, 3))
+    assert apart == (1, pytest.approx(2 / math.comb(6, 3)))
     first, second = [0.1, 0.4, 0.5, 0.9], [0.2, 0.45, 1.3]
-    assert ks_two_sample(first, second).p_value == stats.ks_2samp(first, second).pvalue
+    assert ks_two_sample(first, second)[1] == stats.ks_2samp(first, second).pvalue
     with pytest.raises(AssertionError, match="finite"):
         ks_two_sample([1.0, math.nan], [1.0])
 
@@ -159,12 +158,12 @@ def test_t_interval_matches_scipy(values, confidence):
         assert (summary.low, summary.high) == pytest.approx((low, high), rel=1e-9, abs=1e-9)
 
 
-def test_summary_by_hand_and_of_one_value():
-    three = summarise([1.0, 2.0, 3.0])
-    assert (three.mean, three.std) == (2.0, 1.0)
-    assert three.high - three.mean == pytest.approx(4.302652729696142 / math.sqrt(3))
+def test_summaries_and_differences_of_too_few_or_equal_values():
     one = summarise([5.0])
     assert (one.mean, one.std, one.low, one.high, one.n) == (5.0, None, None, None, 1)
+    assert paired_difference([1.0], [2.0]).p_value is None
+    assert paired_difference([1.0, 2.0], [1.0, 2.0]).p_value == 1
+    assert paired_difference([2.0, 3.0], [1.0, 2.0]).p_value == 0
 
 
 def test_retrain_floor():
@@ -192,12 +191,6 @@ def test_paired_difference_matches_scipy(pairs):
         assert result.p_value == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-def test_paired_difference_edges():
-    assert paired_difference([1.0], [2.0]).p_value is None
-    assert paired_difference([1.0, 2.0], [1.0, 2.0]).p_value == 1
-    assert paired_difference([2.0, 3.0], [1.0, 2.0]).p_value == 0
-
-
 def scores(probs: list[list[float]] | None, indices=(4, 7)) -> Scores:
     zeros = np.zeros(len(indices), np.float32)
     arrays = dict.fromkeys(
@@ -212,17 +205,10 @@ def test_equal_answers_are_at_zero_and_opposite_ones_at_ln_2():
     assert answer_distances({"a": same}, {"a": same}, ["a"]) == {"js_a": 0, "changed_a": 0}
     apart = answer_distances({"a": same}, {"a": other}, ["a"])
     assert apart == {"js_a": pytest.approx(math.log(2)), "changed_a": 100}
-
-
-def test_means_are_over_samples_and_changes_are_of_classes():
-    one, two = scores([[0.9, 0.1], [0.6, 0.4]]), scores([[0.8, 0.2], [0.4, 0.6]])
-    made = answer_distances({"a": one}, {"a": two}, ["a"])
-    by_hand = 0.0
-    for p, q in (([0.9, 0.1], [0.8, 0.2]), ([0.6, 0.4], [0.4, 0.6])):
-        m = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
-        for side in (p, q):
-            by_hand += sum(a * math.log(a / b) for a, b in zip(side, m, strict=True)) / 4
-    assert made["js_a"] == pytest.approx(by_hand) and made["changed_a"] == 50
+    p, q = np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([[0.8, 0.2], [0.4, 0.6]])
+    made = answer_distances({"a": scores(p)}, {"a": scores(q)}, ["a"])
+    by_hand = distance.jensenshannon(p, q, axis=1) ** 2  # a mean over samples
+    assert made == {"js_a": pytest.approx(by_hand.mean()), "changed_a": 50}
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,11 @@ from stable_forgetting.common.base.errors import AccessError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import resolve_config, train_reference
+from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.task_vector import agreed
 from stable_forgetting.common.objectives.objectives import ForgetRetain
-from stable_forgetting.common.objectives.positions import cross_entropy, sample_cross_entropy
-from stable_forgetting.common.objectives.terms import Mean, SelfDistillation
-from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.objectives.positions import cross_entropy
+from stable_forgetting.common.objectives.terms import Mean, self_distillation
 from stable_forgetting.language.methods.preference import (
     JensenShannon,
     MeanPreference,
@@ -125,7 +124,7 @@ def test_delete_distils_originals_other_answers():
         masked = teacher.scatter(1, labels.unsqueeze(1), -math.inf).softmax(1)
         return -(masked * z.log_softmax(1)).sum(1).mean()
 
-    term = SelfDistillation(lambda batch: teacher, math.inf, "samples")
+    term = self_distillation(lambda batch: teacher, math.inf, "samples")
     same_gradient(lambda z: term(z, batch_of(labels)), published, logits_of(3, 5))
 
 
@@ -311,15 +310,12 @@ def test_mumis_is_the_difference_of_squared_gradients_by_the_input(line):
 
 
 @pytest.fixture(scope="module")
-def models(tiny, golden):
+def models(tiny, golden, baseline):
     """Each method after some steps from a trained model, on a problem that is fixed exactly."""
-    recipe = FitConfig(steps=25, batch_size=16, lr=1e-2)
-    everything = frozenset({"forget", "retain", "initial"})
     with golden.float64():
         source = golden.source(NOISE)
         split = tiny.split(source)
-        task = tiny.task(source, split, access=everything, recipe=recipe, build=golden.net)
-        original = train_reference(task, ["forget", "retain"])
+        original = baseline.original(source, split, build=golden.net)
         found = {"original": copy.deepcopy(original)}
         for name, params in VARIANTS.items():
             cls = METHODS[name]
@@ -328,24 +324,16 @@ def models(tiny, golden):
             if "steps" in known and "epochs" not in params:
                 given["steps"] = STEPS
             config = resolve_config(name, None, {**given, **params}, origin="test")
-            task = tiny.task(
-                source, split, access=cls.info.access, model=copy.deepcopy(original), recipe=recipe
-            )
+            fields = {"model": copy.deepcopy(original), "recipe": baseline.recipe}
+            task = tiny.task(source, split, access=cls.info.access, **fields)
             found[name] = cls(config).unlearn(task)
     return found
 
 
-def test_golden_losses(tiny, golden, models, check_golden):
-    source, found = golden.source(NOISE), {}
-    split = tiny.split(source)
-    for name, model in models.items():
-        model.eval()
-        found[name] = {}
-        for part in ("forget", "retain"):
-            batch = source.fetch(torch.as_tensor(split.parts[part]))
-            with torch.no_grad():
-                loss = sample_cross_entropy(tiny.forward(model, batch), batch.labels)
-            found[name][part] = float(loss.double().mean())
+def test_golden_losses(tiny, golden, models, baseline, check_golden):
+    source = golden.source(NOISE)
+    parts = tiny.split(source), ("forget", "retain")
+    found = {name: baseline.losses(model, source, *parts) for name, model in models.items()}
     check_golden(GOLDEN, found)
     gone = {name for name in VARIANTS if found[name]["forget"] > found["original"]["forget"]}
     assert gone >= set(VARIANTS) - {"weight_distortion", "weight_negation", "uam", "mumis"}

@@ -239,7 +239,7 @@ def test_merging_is_refused_and_changes_nothing(tiny, kind):
         detach(model)
     assert dict(adapted_layers(model)) == kept and len(kept) == 5
     with pytest.raises(ConfigError, match="save_adapter"):
-        kept[LAYERS[0]].merged()
+        kept[LAYERS[0]].merge()
 
 
 def test_only_quantised_layers_are_taken_for_such():

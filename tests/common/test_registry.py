@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -88,16 +90,24 @@ def test_looking_up_imports_only_then(fresh):
     assert "no.such.module:Thing" in message and "test_registry.py" in message
 
 
-def test_a_missing_attribute_is_named(fresh):
-    fresh.register("typo", "stable_forgetting.common.methods.base:UnlearnMethod")
-    assert "UnlearnMethod" in complaint(fresh.__getitem__, "typo")
+@pytest.mark.parametrize(
+    ("target", "clue"),
+    [
+        ("stable_forgetting.common.methods.base:UnlearnMethod", "UnlearnMethod"),
+        ("stable_forgetting.common.methods.base:resolve_config", "is not a UnlearningMethod"),
+        (SimpleNamespace, "is not a UnlearningMethod"),
+    ],
+)
+def test_what_is_no_method_is_named(fresh, target, clue):
+    fresh.register("typo", target) if isinstance(target, str) else fresh.register("typo")(target)
+    message = complaint(fresh.__getitem__, "typo")
+    assert clue in message and "'typo'" in message and "test_registry.py" in message
 
 
 def test_unknown_names_get_a_hint(fresh):
     fresh.register("gd_sine", BASE)
-    assert "unknown method 'gd_sin'; did you mean 'gd_sine'?" in complaint(
-        fresh.__getitem__, "gd_sin"
-    )
+    hint = "unknown method 'gd_sin'; did you mean 'gd_sine'?"
+    assert hint in complaint(fresh.__getitem__, "gd_sin")
     assert "known: gd_sine" in complaint(fresh.entry, "xyz")
 
 
@@ -108,29 +118,15 @@ def test_collisions_name_both_origins(fresh):
     first, second = fresh.entry("a").origin, message.rpartition(" and ")[2]
     assert first in message and first != second
     assert fresh.entry("a").target == "one:A", "the first one stays"
-
-
-def test_collisions_from_one_line_count_too(fresh):
     with pytest.raises(ConfigError, match="registered twice"):
-        for target in ("one:A", "two:B"):
-            fresh.register("a", target)
+        for target in ("one:B", "two:B"):  # from one line
+            fresh.register("b", target)
 
 
 def test_registering_the_same_again_is_harmless(fresh):
     for _ in range(2):
         fresh.register("a", "one:A", summary="same line, same thing")
     assert fresh.names() == ["a"]
-
-
-def test_wrong_base_class(fresh):
-    class Stranger:
-        """Not a method."""
-
-    fresh.register("stranger")(Stranger)
-    assert "'stranger'" in complaint(fresh.__getitem__, "stranger")
-    fresh.register("function", "stable_forgetting.common.methods.base:resolve_config")
-    message = complaint(fresh.__getitem__, "function")
-    assert "is not a UnlearningMethod" in message and "test_registry.py" in message
 
 
 def test_decorated_classes_keep_their_first_doc_line(fresh):
@@ -156,23 +152,20 @@ def test_decorated_classes_keep_their_first_doc_line(fresh):
 # Plugins -----------------------------------------------------------------------------------------
 
 
-def test_a_plugin_file_registers_and_loads_once(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(PLUGIN.format(name="plugin_method"))
-    load_plugins([str(path)], installed=False)
-    cls = METHODS["plugin_method"]
-    load_plugins([str(path)], installed=False)
-    assert METHODS["plugin_method"] is cls
-    assert METHODS.entry("plugin_method").summary == "Does nothing, politely."
-    assert str(path) in METHODS.entry("plugin_method").origin
-
-
-def test_two_plugins_of_one_file_name(tmp_path):
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.py").write_text(PLUGIN.format(name=f"plugin_{folder}"))
-    load_plugins([str(tmp_path / f / "mine.py") for f in ("one", "two")], installed=False)
-    assert {"plugin_one", "plugin_two"} <= set(METHODS.names())
+def test_plugin_files_register_and_load_once_even_under_one_file_name(tmp_path):
+    paths = [str(tmp_path / folder / "mine.py") for folder in ("one", "two")]
+    for path in map(Path, paths):
+        path.parent.mkdir()
+        path.write_text(PLUGIN.format(name=f"plugin_{path.parent.name}"))
+    load_plugins(paths, installed=False)
+    classes = METHODS["plugin_one"], METHODS["plugin_two"]
+    load_plugins(paths, installed=False)
+    assert (METHODS["plugin_one"], METHODS["plugin_two"]) == classes
+    assert METHODS.entry("plugin_one").summary == "Does nothing, politely."
+    assert paths[0] in METHODS.entry("plugin_one").origin
+    assert set(paths) <= set(module.plugin_files()), "a worker process loads both"
+    codes = [METHODS.code(f"plugin_{name}") for name in ("one", "two")]
+    assert codes == [{hashlib.sha256(Path(path).read_bytes()).hexdigest()} for path in paths]
 
 
 def test_a_plugin_cannot_take_a_shipped_name(tmp_path):
@@ -200,33 +193,31 @@ def test_a_broken_plugin_is_one_line(tmp_path, text, clue):
     assert "stable_forgetting_plugin_broken" not in sys.modules
 
 
-def test_missing_and_foreign_files(tmp_path):
-    assert "no such file" in complaint(load_plugins, [str(tmp_path / "x.py")], installed=False)
-    assert "no such file" in complaint(load_plugins, [str(tmp_path)], installed=False)
-    other = tmp_path / "plugin.txt"
-    other.write_text("x = 1")
-    assert "not a Python file" in complaint(load_plugins, [str(other)], installed=False)
-
-
-def test_a_broken_installed_plugin_is_named(monkeypatch):
-    def load():
-        raise RuntimeError("built for\nanother version")
-
-    point = SimpleNamespace(name="theirs", value="theirs.module", load=load)
-    monkeypatch.setattr(module, "entry_points", lambda group: [point])
-    message = complaint(load_plugins)
-    assert "theirs" in message and "built for another version" in message
+def test_files_that_are_no_plugins(tmp_path):
+    (tmp_path / "plugin.txt").write_text("x = 1")
+    for name, clue in (
+        ("x.py", "no such file"),
+        ("", "no such file"),
+        ("plugin.txt", "not a Py"),
+    ):
+        assert clue in complaint(load_plugins, [str(tmp_path / name)], installed=False)
 
 
 def test_installed_plugins_are_loaded_unless_told_otherwise(monkeypatch):
-    seen = []
-    point = SimpleNamespace(name="p", value="p", load=lambda: seen.append(1))
-    groups = []
+    def load():
+        seen.append(1)
+        if len(seen) > 1:
+            raise RuntimeError("built for\nanother version")
+
+    seen, groups = [], []
+    point = SimpleNamespace(name="theirs", value="theirs.module", load=load)
     monkeypatch.setattr(module, "entry_points", lambda group: groups.append(group) or [point])
     load_plugins(installed=False)
     assert not seen
     load_plugins()
     assert seen == [1] and groups == ["stable_forgetting.plugins"]
+    message = complaint(load_plugins)
+    assert "theirs" in message and "built for another version" in message
 
 
 def test_tests_have_no_network():

@@ -125,11 +125,17 @@ def test_batching_does_not_change_a_score():
 def test_non_finite_logits_are_a_status(bad):
     with pytest.raises(Diverged, match="1 of 2 logit rows are not finite"):
         score([[0.0, 1.0], [bad, 0.0]], [0, 1])
+    logits = torch.ones(3, 5)
+    logits[1, 2] = bad
+    with pytest.raises(Diverged, match="1 of 3 logit rows"):
+        score_rows(logits, torch.zeros(3, dtype=torch.int64), entropies=False)
 
 
-def test_no_sample_is_an_error():
+def test_nothing_to_score_is_an_error():
     with pytest.raises(DataError, match="no samples"):
         collect(lambda batch: batch.inputs["logits"], [])
+    with pytest.raises(DataError, match="no labelled token"):
+        score(np.zeros((2, 3, 4), np.float32), [[0, 1, 2], [-100, -100, -100]])
 
 
 def test_sequences_are_token_means_over_labelled_tokens():
@@ -154,11 +160,6 @@ def test_chunks_of_tokens_do_not_change_sequences(monkeypatch):
     whole = score(logits, labels)
     monkeypatch.setattr("stable_forgetting.common.measure.scores._CHUNK_ELEMENTS", 7)
     np.testing.assert_array_equal(score(logits, labels).loss, whole.loss)
-
-
-def test_a_sequence_without_labels_is_an_error():
-    with pytest.raises(DataError, match="no labelled token"):
-        score(np.zeros((2, 3, 4), np.float32), [[0, 1, 2], [-100, -100, -100]])
 
 
 def test_round_trip(tmp_path):
@@ -192,12 +193,15 @@ def test_select_and_check_finite():
         scores.check_finite()
 
 
-def test_extra_columns_are_selected_stored_and_checked(tmp_path):
+def test_extra_and_missing_columns_are_selected_stored_and_checked(tmp_path):
     plain = score(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), [0, 1, 2, 0, 1])
     extra = {"answer": np.arange(5.0), "wrong": np.arange(10.0).reshape(5, 2)}
     scores = dataclasses.replace(plain, extra=extra)
-    save_scores({"forget": scores}, tmp_path / "s.safetensors")
-    loaded = load_scores(tmp_path / "s.safetensors")["forget"]
+    fewer = dataclasses.replace(plain, entropy=None, modified_entropy=None)
+    fewer.check_finite()
+    save_scores({"forget": scores, "fewer": fewer}, tmp_path / "s.safetensors")
+    loaded, fewer = (load_scores(tmp_path / "s.safetensors")[k] for k in ("forget", "fewer"))
+    assert fewer.select(np.array([3])).entropy is None and fewer.margin[3] == plain.margin[3]
     assert np.array_equal(loaded.extra["wrong"], extra["wrong"]) and len(loaded.extra) == 2
     chosen = loaded.select(np.array([3, 1]))
     assert chosen.extra["answer"].tolist() == [3.0, 1.0] and len(chosen) == 2
@@ -218,20 +222,3 @@ def test_scores_without_entropies_are_the_same_bits(scale):
     entropies = [COLUMNS.index(name) for name in ("entropy", "modified_entropy")]
     assert np.isnan(fewer[:, entropies]).all()
     np.testing.assert_array_equal(*(np.delete(each, entropies, axis=1) for each in (whole, fewer)))
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_scores_without_entropies_see_what_is_not_finite(bad):
-    logits = torch.ones(3, 5)
-    logits[1, 2] = bad
-    with pytest.raises(Diverged, match="1 of 3 logit rows"):
-        score_rows(logits, torch.zeros(3, dtype=torch.int64), entropies=False)
-
-
-def test_scores_without_entropies_come_back_from_a_file(tmp_path):
-    whole = score(np.eye(4, dtype=np.float32), [0, 1, 2, 0])
-    fewer = dataclasses.replace(whole, entropy=None, modified_entropy=None)
-    fewer.check_finite()
-    save_scores({"forget": fewer}, tmp_path / "scores")
-    loaded = load_scores(tmp_path / "scores")["forget"].select(np.array([3]))
-    assert loaded.entropy is None and loaded.margin[0] == whole.margin[3]

@@ -242,39 +242,32 @@ def test_one_process_never_splits(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "message"),
+    ("setting", "fields", "message"),
     [
-        ("FSDP_VERSION", "1", "launch with --fsdp_version 2"),
-        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "model's own gradient checkpointing"),
-        ("FSDP_TRANSFORMER_CLS_TO_WRAP", "Blok", "no layer of class 'Blok'"),
-        ("FSDP_MIN_NUM_PARAMS", "100", "TRANSFORMER_BASED_WRAP"),
+        ({"FSDP_VERSION": "1"}, {}, "launch with --fsdp_version 2"),
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "model's own gradient checkpointing"),
+        (
+            {
+                "FSDP_TRANSFORMER_CLS_TO_WRAP": "Blok",
+                "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+            },
+            {},
+            "no layer of class 'Blok'",
+        ),
+        (
+            {"FSDP_MIN_NUM_PARAMS": "100", "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP"},
+            {},
+            "TRANSFORMER_BASED_WRAP",
+        ),
+        ({}, {"probe_every": 1}, "probe_every: 0"),
+        ({}, {"mixed_precision": "fp16"}, "bf16"),
+        ({}, {"optimizer": "adamw_8bit"}, "optimizer: adamw"),
     ],
+    ids=str,
 )
-def test_settings_that_are_not_supported(monkeypatch, setting, value, message):
-    wrap = {
-        "FSDP_TRANSFORMER_CLS_TO_WRAP": "TRANSFORMER_BASED_WRAP",
-        "FSDP_MIN_NUM_PARAMS": "SIZE_BASED_WRAP",
-    }
+def test_what_is_not_supported_is_refused(monkeypatch, setting, fields, message):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    monkeypatch.setenv("FSDP_AUTO_WRAP_POLICY", wrap.get(setting, "NO_WRAP"))
-    monkeypatch.setenv(setting, value)
-    with pytest.raises(ConfigError, match=message):
-        make_sharded(nn.Linear(2, 2), FitConfig(steps=1))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"probe_every": 1}, "probe_every: 0"),
-        ({"mixed_precision": "fp16"}, "bf16"),
-        ({"optimizer": "adamw_8bit"}, "optimizer: adamw"),
-    ],
-)
-def test_what_needs_whole_gradients_is_refused(monkeypatch, fields, message):
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("FSDP_VERSION", "2")
+    for name, value in {**SPLIT, "FSDP_AUTO_WRAP_POLICY": "NO_WRAP", **setting}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
         make_sharded(nn.Linear(2, 2), FitConfig(steps=1, **fields))

@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -81,6 +80,9 @@ def test_an_error_leaves_nothing_but_the_scratch(store, error):
         raise error
     assert store.done("a", KEY) is None and leftovers(store) == []
     assert scratch.is_dir(), "checkpoints must outlive a failure"
+    with pytest.raises(ValueError, match="JSON"), store.writing("a", KEY, {"x": float("nan")}):
+        pass
+    assert store.done("a", KEY) is None and leftovers(store) == [], "facts that JSON cannot hold"
 
 
 def test_completion_removes_the_scratch(store):
@@ -92,12 +94,6 @@ def test_completion_removes_the_scratch(store):
     with store.writing("a", KEY, {}):
         pass
     assert not scratch.exists() and other.is_dir()
-
-
-def test_unstorable_facts_leave_nothing(store):
-    with pytest.raises(ValueError, match="JSON"), store.writing("a", KEY, {"x": float("nan")}):
-        pass
-    assert store.done("a", KEY) is None and leftovers(store) == []
 
 
 def test_folders_have_the_usual_permissions(store):
@@ -134,28 +130,8 @@ def test_two_writers_end_with_one_folder(store):
     assert store.done("a", KEY)["who"] == "second", "the first to finish wins, whole"
     assert sorted(path.name for path in final.iterdir()) == [DONE, "two"]
     assert leftovers(store) == []
-
-
-def test_many_writers_at_once(store):
-    errors = []
-    barrier = threading.Barrier(8)
-
-    def write(number):
-        try:
-            with store.writing("a", KEY, {"who": number}) as folder:
-                (folder / "who").write_text(str(number))
-                barrier.wait(timeout=10)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and leftovers(store) == []
-    winner = store.done("a", KEY)["who"]
-    assert (store.folder("a", KEY) / "who").read_text() == str(winner)
+    with pytest.raises(Damaged, match="another stage"):  # a key that only looks the same
+        store.done("a", KEY[:KEY_LENGTH] + "f" * 44)
 
 
 WRITER = """
@@ -275,14 +251,9 @@ def test_a_changed_fact_and_a_swapped_file_are_found(store):
     shutil.copy(second / "deep" / "x.txt", first / "deep" / "x.txt")
     with pytest.raises(Damaged):
         store.checked("a", KEY)
-
-
-def test_an_older_stage_is_taken_as_it_is(store):
-    folder = written(store)
-    write_json(folder / DONE, {"key": KEY, "kind": "a"})
-    (folder / "deep" / "x.txt").write_text("other")
-    assert store.checked("a", KEY) == folder
-    assert [text for _, text in store.verify()] == ["unchecked"]
+    write_json(written(store, "old") / DONE, {"key": KEY, "kind": "old"})
+    assert store.checked("old", KEY), "an older stage is taken as it is"
+    assert "unchecked" in [text for _, text in store.verify()]
 
 
 def test_verify_reads_everything_once(store):
@@ -306,13 +277,6 @@ def test_whatever_is_renamed_was_synced_before(store, monkeypatch):
     written(store)
     # new folders, done.json; then x.txt, done.json, both folders, the rename, the folder of stages
     assert events == ["fsync"] * 3 + ["rename"] + ["fsync"] * 5 + ["rename", "fsync"]
-
-
-def test_a_key_that_only_looks_the_same_is_refused(store):
-    with store.writing("a", KEY, {}):
-        pass
-    with pytest.raises(Damaged, match="another stage"):
-        store.done("a", KEY[:KEY_LENGTH] + "f" * 44)
 
 
 # JSON --------------------------------------------------------------------------------------------
@@ -364,12 +328,7 @@ def test_a_resumed_log_goes_on_after_a_torn_line(tmp_path):
         {"step": 3, "loss": 0.1},
     ]
     assert read_scalars(tmp_path / "none") == []
-
-
-def test_a_clean_log_is_not_touched_by_reopening(tmp_path):
-    log = tmp_path / "scalars.jsonl"
-    for step in (1, 2):
-        with Tracker(log) as tracker:
-            tracker.scalars(step, {"bad": float("inf")})
-    lines = log.read_text().splitlines()
-    assert lines == ['{"step": 1, "bad": null}', '{"step": 2, "bad": null}']
+    before = log.read_bytes()
+    with Tracker(log) as tracker:
+        tracker.scalars(4, {"bad": float("inf")})
+    assert log.read_bytes() == before + b'{"step": 4, "bad": null}\n', "a clean log is only longer"

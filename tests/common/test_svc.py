@@ -44,7 +44,7 @@ def reference(positive, negative, tol=1e-6) -> SVC:
 @pytest.mark.parametrize("kind", KINDS)
 def test_decides_as_the_converged_fit(kind, shift):
     positive, negative, points = sides(kind, 0, shift)
-    problem = svc.merged(positive, negative, cost=3.0)
+    problem = svc.merged(positive, negative)
     if len(problem.signs) < svc.MIN_SAMPLES:
         assert kind == "repeated"
         decide = svc.fit_svc(positive, negative)
@@ -62,7 +62,7 @@ def test_decides_as_the_converged_fit(kind, shift):
 @pytest.mark.parametrize("kind", ["entropy", "simplex"])
 def test_the_certificate_is_libsvms_rule_on_the_exact_kernel(kind):
     positive, negative, _ = sides(kind, 3)
-    problem = svc.merged(positive, negative, cost=3.0)
+    problem = svc.merged(positive, negative)
     kernel = svc.low_rank_kernel(problem, svc.ERRORS[0])
     weights, _ = svc.certified_optimum(problem, kernel)
     whole = Programme(kernel.features, problem.signs, problem.limits)
@@ -73,7 +73,7 @@ def test_the_certificate_is_libsvms_rule_on_the_exact_kernel(kind):
 
 def test_the_error_of_the_low_rank_stays_below_its_bound():
     positive, negative, _ = sides("simplex", 1)
-    problem = svc.merged(positive, negative, cost=3.0)
+    problem = svc.merged(positive, negative)
     rng = np.random.default_rng(0)
     for error in svc.ERRORS[:2]:
         kernel = svc.low_rank_kernel(problem, error)
@@ -89,14 +89,14 @@ def test_points_far_from_all_samples_get_exact_values():
     rng = np.random.default_rng(0)
     positive, negative = rng.uniform(0, 1, (400, 1)), rng.uniform(0.5, 1.5, (400, 1))
     points = np.linspace(-12, 14, 500)[:, None]
-    decide = svc.fit_low_rank(svc.merged(positive, negative, cost=3.0))
+    decide = svc.fit_low_rank(svc.merged(positive, negative))
     exact = reference(positive, negative)
     doubtful = np.abs(exact.decision_function(points)) < 1e-3
     assert ((decide(points) == (exact.predict(points) == 1)) | doubtful).all()
 
 
 def test_equal_samples_become_one_with_a_higher_limit():
-    problem = svc.merged(np.array([[1.0], [0.0], [1.0]]), np.array([[1.0]]), cost=3.0)
+    problem = svc.merged(np.array([[1.0], [0.0], [1.0]]), np.array([[1.0]]))
     assert problem.samples[:, 0].tolist() == [0.0, 1.0, 1.0]
     assert problem.signs.tolist() == [1.0, 1.0, -1.0]
     assert problem.limits.tolist() == [3.0, 6.0, 3.0] and problem.gamma == 1.0
@@ -104,7 +104,7 @@ def test_equal_samples_become_one_with_a_higher_limit():
 
 def test_small_problems_are_libsvms():
     positive, negative, points = sides("confidence", 0, count=200)
-    assert svc.fit_low_rank(svc.merged(positive, negative, cost=3.0)) is None
+    assert svc.fit_low_rank(svc.merged(positive, negative)) is None
     plain = reference(positive, negative, tol=1e-3).predict(points) == 1
     assert (svc.fit_svc(positive, negative)(points) == plain).all()
 
@@ -115,7 +115,7 @@ def test_small_problems_are_libsvms():
 def test_without_a_certificate_libsvm_is_asked(monkeypatch, name, value):
     monkeypatch.setattr(svc, name, value)
     positive, negative, points = sides("entropy", 0)
-    assert svc.fit_low_rank(svc.merged(positive, negative, cost=3.0)) is None
+    assert svc.fit_low_rank(svc.merged(positive, negative)) is None
     plain = reference(positive, negative, tol=1e-3).predict(points) == 1
     assert (svc.fit_svc(positive, negative)(points) == plain).mean() > 0.995
 
@@ -123,7 +123,7 @@ def test_without_a_certificate_libsvm_is_asked(monkeypatch, name, value):
 def test_a_wrong_kernel_is_not_certified(monkeypatch):
     """The certificate looks at the exact kernel, not at what was solved."""
     positive, negative, _ = sides("simplex", 0)
-    problem = svc.merged(positive, negative, cost=3.0)
+    problem = svc.merged(positive, negative)
     monkeypatch.setattr(svc, "FREE_RANK", 0)
     kernel = svc.low_rank_kernel(problem, 50.0)
     assert kernel.error > 1 and svc.certified_optimum(problem, kernel) is None
@@ -134,7 +134,7 @@ def test_an_undetermined_intercept_is_left_to_libsvm():
     rng = np.random.default_rng(0)
     same = 1e-4 * rng.uniform(0, 1, (700, 1))
     other = 1e-4 * rng.uniform(0, 1, (700, 1))
-    problem = svc.merged(same, other, cost=3.0)
+    problem = svc.merged(same, other)
     whole = svc.low_rank_kernel(problem, svc.ERRORS[-1])
     programme = Programme(whole.features, problem.signs, problem.limits)
     alpha = minimise(programme, svc.SOLVER_TOLERANCE)
@@ -144,7 +144,7 @@ def test_an_undetermined_intercept_is_left_to_libsvm():
 
 def test_the_same_bits_again():
     positive, negative, points = sides("simplex", 2)
-    problem = svc.merged(positive, negative, cost=3.0)
+    problem = svc.merged(positive, negative)
     kernel = svc.low_rank_kernel(problem, svc.ERRORS[0])
     first, second = (svc.certified_optimum(problem, kernel) for _ in range(2))
     assert (first[0] == second[0]).all() and first[1] == second[1]

@@ -38,7 +38,7 @@ def test_npo_tends_to_ascent_on_the_sum_as_beta_vanishes():
     z, reference = logits_of(), table([-4.0, 0.0, -9.0])
     ascent = torch.autograd.grad(losses.log_likelihood(z, LABELS).mean(), z)[0]
     gaps = [
-        float((gradient(terms.NegativePreference(reference, beta), z) - ascent).abs().max())
+        float((gradient(terms.preference_against(reference, beta), z) - ascent).abs().max())
         for beta in (1e-1, 1e-3, 1e-5)
     ]
     assert gaps[0] > gaps[1] > gaps[2] and gaps[2] < 1e-4
@@ -49,9 +49,9 @@ def test_npo_starts_as_ascent_and_fades_as_the_answer_is_forgotten():
     now = losses.log_likelihood(z, LABELS).detach()
     ascent = torch.autograd.grad(losses.log_likelihood(z, LABELS).mean(), z)[0]
     start = table([now[0], 0.0, now[1]])
-    torch.testing.assert_close(gradient(terms.NegativePreference(start, 0.5), z), ascent)
+    torch.testing.assert_close(gradient(terms.preference_against(start, 0.5), z), ascent)
     forgotten = table([now[0] + 40, 0.0, now[1] + 40])
-    faded = gradient(terms.NegativePreference(forgotten, 0.5), z)
+    faded = gradient(terms.preference_against(forgotten, 0.5), z)
     torch.testing.assert_close(faded, 2 / (1 + math.exp(20)) * ascent)
 
 
@@ -62,63 +62,17 @@ def test_references_are_looked_up_by_index():
         table([10.0, 11.0, 12.0])(Batch({}, LABELS, torch.tensor([3, 4])))
 
 
-def test_simnpo_limits():
-    """beta -> 0 is ascent on the length-normalised loss; delta shifts where it fades."""
-    z = logits_of()
-    mean = losses.average(losses.cross_entropy(z, LABELS), LABELS, "samples")
-    ascent = torch.autograd.grad(-mean, z)[0]
-    slow = gradient(terms.SimplePreference(1e-6), z)
-    torch.testing.assert_close(slow, ascent, rtol=1e-5, atol=1e-7)
-    one = batch_of(torch.tensor([[1, 1, 1], [1, 1, 1]]))
-    flat = torch.zeros(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    value = terms.SimplePreference(4.5, 0.5)(flat, one)
-    expected = 2 / 4.5 * math.log1p(math.exp(-4.5 * (math.log(5) - 0.5)))
-    assert value.item() == pytest.approx(expected)
-
-
-def test_simnpo_does_not_see_the_length():
-    z = torch.zeros(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    term = terms.SimplePreference()
-    short = term(z, batch_of(torch.tensor([[1, IGNORE, IGNORE], [2, IGNORE, IGNORE]]))).item()
-    assert short == pytest.approx(term(z, batch_of(torch.tensor([[1, 1, 1], [2, 2, 2]]))).item())
-
-
-def test_muse_preference_averages_over_scored_logits():
-    z, fixed = logits_of(), logits_of(1).detach()
-    value = terms.LogitPreference(lambda batch: fixed, 0.1)(z, batch_of())
-    kept = LABELS != IGNORE
-    each = -(2 / 0.1) * torch.nn.functional.logsigmoid(0.1 * (fixed - z)[kept])
-    torch.testing.assert_close(value, each.mean())
-
-
-def test_divergence_terms():
-    z, fixed = logits_of(), logits_of(1).detach()
-    kl = terms.Divergence(lambda batch: fixed, "tokens")(z, batch_of())
-    each = losses.divergence(z, fixed, LABELS)
-    torch.testing.assert_close(kl, each.sum() / 5)
-    muse = terms.Divergence(lambda batch: fixed, kind="muse")(z, batch_of())
-    torch.testing.assert_close(muse, losses.raw_divergence(z, fixed, LABELS).sum() / 2)
-
-
-def test_weighted_ascent_weights_have_no_gradient():
-    z = logits_of()
-    plain = gradient(terms.Mean(losses.cross_entropy, "tokens", -1.0), z)
-    torch.testing.assert_close(gradient(terms.WeightedAscent(0.0), z), plain)
-    p = z.detach().softmax(-1).gather(-1, LABELS.clamp_min(0)[..., None])
-    torch.testing.assert_close(gradient(terms.WeightedAscent(2.0, 1.0), z), p**2 * (1 - p) * plain)
-
-
 def test_self_distillation_rests_where_the_label_is_lowered():
     fixed = logits_of().detach()
     there = losses.lowered(fixed, LABELS, 10.0).requires_grad_()
-    term = terms.SelfDistillation(lambda batch: fixed, 10.0)
+    term = terms.self_distillation(lambda batch: fixed, 10.0)
     assert gradient(term, there).abs().max() < 1e-12
     assert gradient(term, fixed.clone().requires_grad_()).abs().max() > 0.05
 
 
 def test_ce_u_can_skip_the_first_positions():
     z = logits_of()
-    whole, skipped = gradient(terms.WithoutTheLabel(), z), gradient(terms.WithoutTheLabel(1), z)
+    whole, skipped = gradient(terms.without_the_label(), z), gradient(terms.without_the_label(1), z)
     assert (skipped[:, 0] == 0).all() and (whole[:, 0] != 0).any()
     torch.testing.assert_close(skipped[:, 1:] * 3 / 5, whole[:, 1:])
 

@@ -106,7 +106,7 @@ def different(rows: np.ndarray) -> float:
 
 def shown_near(ratios: np.ndarray) -> float:
     """Share of rows (rows, n) whose log ratio is shown to be below the margin."""
-    return float(np.mean([sign_test(row, MARGIN) <= LEVEL for row in ratios]))
+    return float(np.mean([sign_test(row) <= LEVEL for row in ratios]))
 
 
 @pytest.mark.parametrize("noise", NOISES)

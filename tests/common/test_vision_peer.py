@@ -21,7 +21,7 @@ from stable_forgetting.common.methods.tools.objectives import (
     _Repel,
 )
 from stable_forgetting.common.methods.tools.passes import summed_gradients
-from stable_forgetting.common.methods.tools.streams import Members
+from stable_forgetting.common.methods.tools.streams import members_of
 from stable_forgetting.common.methods.tools.weights import top_share
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.optimizer import make_optimizer
@@ -56,7 +56,7 @@ def same(gradient, expected, *, tolerance=1e-9):
 
 def test_bad_teacher_is_the_published_loss_but_for_the_mean_over_classes():
     teachers = logits_of(MADE.COMPETENT), logits_of(MADE.INCOMPETENT)
-    value, gradient = graded(TwoTeachers(*teachers, Members(FORGOTTEN.numpy()), 2.0))
+    value, gradient = graded(TwoTeachers(*teachers, members_of(FORGOTTEN.numpy()), 2.0))
     expected = PEER["bad_teacher"]
     assert value / MADE.CLASSES == pytest.approx(expected["value"], rel=1e-12)
     same(gradient / MADE.CLASSES, expected["gradient"])
@@ -74,7 +74,7 @@ def test_bad_teacher_trains_as_published():
 )
 def test_scrub_takes_the_published_steps(case, rows, forgotten):
     weights = {"temperature": MADE.TEMPERATURE, "gamma": MADE.GAMMA, "alpha": MADE.ALPHA}
-    objective = Scrubbing(logits_of(MADE.COMPETENT), Members(forgotten.numpy()), **weights)
+    objective = Scrubbing(logits_of(MADE.COMPETENT), members_of(forgotten.numpy()), **weights)
     same(graded(objective, rows)[1], PEER[case]["gradient"])
 
 

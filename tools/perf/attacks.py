@@ -66,5 +66,5 @@ def _plain_efficacy(parts: Sequence[Scores], feature: str) -> float:
 def _left_to_libsvm(parts: Sequence[Scores]) -> int:
     """Distinct samples of the features whose fit ours does not do itself."""
     pairs = [[feature_matrix(part, name) for part in parts[:2]] for name in FEATURES]
-    problems = [merged(*pair, cost=COST) for pair in pairs]
+    problems = [merged(*pair) for pair in pairs]
     return sum(len(problem.signs) for problem in problems if fit_low_rank(problem) is None)

@@ -281,5 +281,5 @@ def _summary(name: str, scores: Scores) -> dict[str, float | None]:
     return {f"{name}.{key}": value for key, value in values.items()}
 
 
-def _auc(forget: Scores, test: Scores) -> float:
-    return loss_threshold_attack(forget.loss, test.loss).auc
+def _auc(forget: Scores, test: Scores) -> float | None:
+    return loss_threshold_attack(forget.loss, test.loss)["mia_auc"]

@@ -19,7 +19,7 @@ from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.data.batch import DatasetSource
 from stable_forgetting.common.protocol.given import first_of
-from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, save_weights, state_digest
+from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, save_weights, weights_digest
 from stable_forgetting.vision.apply.images import IMAGE, LABEL, Images, is_picture
 from stable_forgetting.vision.apply.sizes import fitting_config
 
@@ -50,7 +50,7 @@ class GivenClassifier:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of names and tensors."""
-        return state_digest(self.model)
+        return weights_digest(self.model)
 
     @property
     def _timm(self) -> Mapping[str, Any]:

@@ -19,8 +19,8 @@ from .steps import PrimalDual as PrimalDual
 from .steps import Sharpness as Sharpness
 from .steps import logit_spread as logit_spread
 from .streams import Interleaved as Interleaved
-from .streams import Members as Members
 from .streams import WithExtras as WithExtras
+from .streams import members_of as members_of
 from .weights import MaskedWeights as MaskedWeights
 from .weights import Rewind as Rewind
 from .weights import damped as damped

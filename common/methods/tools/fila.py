@@ -66,14 +66,7 @@ class Fisher:
 def fisher_information(
     model: nn.Module, names: Sequence[str], forward: ModelForward, batches: Sequence[Batch]
 ) -> Fisher:
-    """Squares of the gradients of each batch's token-mean cross-entropy, in eval mode.
-
-    Args:
-        model: Left as it was: mode, gradients and ``requires_grad``.
-        names: Parameters whose information is wanted.
-        forward: (model, batch) -> logits.
-        batches: Their size matters: a batch's gradient is squared, not a sample's.
-    """
+    """Squares of the gradients of each batch's token-mean cross-entropy, in eval mode."""
     fisher, wanted = Fisher(), set(names)
     parameters = dict(model.named_parameters())
     before = {name: p.requires_grad for name, p in parameters.items()}

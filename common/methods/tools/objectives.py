@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.data.batch import IGNORE, Batch, Bounds, Forward, ordered_batches
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.methods.tools.passes import EVALUATION_BATCH
-from stable_forgetting.common.methods.tools.streams import Interleaved, Members
+from stable_forgetting.common.methods.tools.streams import Interleaved
 from stable_forgetting.common.objectives.objectives import ObjectiveValue
 from stable_forgetting.common.objectives.positions import (
     sample_cross_entropy,
@@ -117,7 +117,7 @@ class Scrubbing:
     """SCRUB's two losses: samples of the forget set get -KL_T, others gamma CE + alpha KL_T."""
 
     teacher: Forward
-    forgotten: Members
+    forgotten: Callable[[Batch], Tensor]
     temperature: float
     gamma: float
     alpha: float
@@ -143,7 +143,7 @@ class TwoTeachers:
 
     competent: Forward
     incompetent: Forward
-    forgotten: Members
+    forgotten: Callable[[Batch], Tensor]
     temperature: float
     parts: tuple[str, ...] = ("mixed",)
 
@@ -230,13 +230,6 @@ def learn_noise(
     task: UnlearnTask, classes: list[int], *, samples: int, config: FitConfig, decay: float
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Noise inputs and labels of all classes.
-
-    Args:
-        task: Its model is the one to be repelled; it is not changed.
-        classes: One set of noise each.
-        samples: Noise samples per class, M.
-        config: Length and rate.
-        decay: Weight of the squared norm.
 
     Returns:
         Name -> (len(classes) * M, ...) and (len(classes) * M,) int64, on the source's device.

@@ -42,16 +42,7 @@ def class_pass(task: UnlearnTask, batch_size: int) -> Iterator[Batch]:
 def summed_gradients(
     task: UnlearnTask, batches: Iterable[Batch], *, power: int = 1
 ) -> dict[str, Tensor]:
-    """Sum over batches of (gradient of the batch's mean cross-entropy) ** power, in eval mode.
-
-    Args:
-        task: Its model's trainable parameters are differentiated.
-        batches: Any batches.
-        power: 1 or 2.
-
-    Returns:
-        Parameter name -> tensor of the parameter's shape; zeros where nothing flows.
-    """
+    """Sum over batches of (gradient of the batch's mean cross-entropy) ** power, in eval mode."""
     model = task.model
     names, parameters = zip(
         *((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True
@@ -74,15 +65,6 @@ def batch_fisher(
     """Mean over batches of (gradient of the batch's mean cross-entropy)^2, in eval mode.
 
     Not the Fisher diagonal of single samples: it matters which of them share a batch.
-
-    Args:
-        task: Its model's trainable parameters are differentiated.
-        *parts: What is read.
-        batch_size: Samples that are averaged before squaring.
-        by_class: Read all training samples in the order of :func:`class_pass`, not shuffled.
-
-    Returns:
-        Name of each trainable parameter -> tensor of its shape.
     """
     samples = len(task.indices(*parts))
     batches = math.ceil(samples / min(batch_size, samples))
@@ -126,13 +108,6 @@ def reference_likelihoods(
     """One pass of the model as it is now, in eval mode, without augmentation.
 
     Cheaper than a frozen copy: no second model, and no second forward per step.
-
-    Args:
-        task: Its model is read, and left in the mode in which it was.
-        indices: Ascending int64 index set, of declared parts.
-        source: Where the samples come from, if not the task's own (other answers).
-        batch_size: Samples per forward.
-        precision: The engine's ``mixed_precision``, so that ratios start at one.
     """
     likelihoods = []
     with evaluating(task.model), autocast(task.model, precision):

@@ -61,13 +61,7 @@ def with_gradient(
 
 @dataclass(frozen=True)
 class Sharpness:
-    """The forget term at the worst weights within ``rho``, the retain term where the weights are.
-
-    Attributes:
-        model: Whose trained parameters move.
-        objective: The two terms.
-        rho: Radius, in the norm over all trained parameters.
-    """
+    """The forget term at the worst weights within ``rho``, the retain term at the weights."""
 
     model: nn.Module
     objective: ForgetRetain
@@ -95,13 +89,7 @@ class Sharpness:
 
 @dataclass(frozen=True)
 class AscentFirst:
-    """Cross-entropy on retain, at the weights one step of ascent on forget away.
-
-    Attributes:
-        model: Whose trained parameters move.
-        rho: Length of that step.
-        over: How positions are averaged.
-    """
+    """Cross-entropy on retain, at the weights one step of ascent on forget away."""
 
     model: nn.Module
     rho: float
@@ -123,12 +111,7 @@ class AscentFirst:
 
 
 class Multiplier:
-    """A multiplier of a constraint: it rises while the constraint is broken, and is never negative.
-
-    Args:
-        value: At the start.
-        rate: What a step adds, times the violation.
-    """
+    """A multiplier of a constraint: rises while that is broken, and is never negative."""
 
     def __init__(self, value: float, rate: float):
         self.value, self.rate = torch.tensor(value, dtype=torch.float64), rate
@@ -151,13 +134,7 @@ class Multiplier:
 
 @dataclass(frozen=True)
 class PrimalDual:
-    """w_f forget + lambda (retain - level), lambda raised after every step.
-
-    Attributes:
-        objective: The two terms.
-        level: What the retain term may come to.
-        multiplier: lambda.
-    """
+    """w_f forget + lambda (retain - level), lambda raised after every step."""
 
     objective: ForgetRetain
     level: float
@@ -179,17 +156,7 @@ class PrimalDual:
 
 @dataclass
 class Entangled:
-    """Ascent on forget under a bound on the retain loss; later projected off the retain gradient.
-
-    Attributes:
-        model: Whose trained parameters the gradients are of.
-        slack: How far the retain loss may rise above that of the first batch.
-        rho: Weight of the squared violation.
-        multiplier: Of the violation.
-        first: Steps until the gradient is projected.
-        reference: Batch -> Original's logits, which the projected step keeps to.
-        drift: Weight of the squared distance of the softmax from Original's.
-    """
+    """Ascent on forget under a bound on the retain loss; later off the retain gradient."""
 
     model: nn.Module
     slack: float
@@ -252,12 +219,7 @@ class Entangled:
 
 @dataclass(frozen=True)
 class Invariant:
-    """Cross-entropy plus the IRM penalty: the squared slope of the loss by a factor on the logits.
-
-    Attributes:
-        weight: Of the penalty.
-        over: How positions are averaged.
-    """
+    """Cross-entropy plus the IRM penalty, the squared slope by a factor on the logits."""
 
     weight: float
     over: Average = "samples"

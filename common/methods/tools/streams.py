@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,19 +12,10 @@ from stable_forgetting.common.data.batch import Batch, Source
 from stable_forgetting.common.data.loader import ChainedLoader, Loader
 
 
-class Members:
-    """Which samples of a batch belong to an index set.
-
-    Args:
-        indices: The set, int64.
-    """
-
-    def __init__(self, indices: np.ndarray):
-        self.indices = torch.as_tensor(indices, dtype=torch.int64)
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """(N,) bool on the labels' device."""
-        return torch.isin(batch.indices, self.indices).to(batch.labels.device)
+def members_of(indices: np.ndarray) -> Callable[[Batch], Tensor]:
+    """Batch -> (N,) bool on the labels' device: which samples belong to an index set."""
+    members = torch.as_tensor(indices, dtype=torch.int64)
+    return lambda batch: torch.isin(batch.indices, members).to(batch.labels.device)
 
 
 class Interleaved(ChainedLoader):
@@ -58,13 +49,7 @@ class Interleaved(ChainedLoader):
 
 
 class WithExtras:
-    """A source with further samples of its own at negative indices: -1 - j is the j-th.
-
-    Args:
-        inner: Where the others come from.
-        inputs: Name -> (M, ...) extra inputs, never augmented.
-        labels: (M,) their labels.
-    """
+    """A source with further samples of its own at negative indices: -1 - j is the j-th."""
 
     def __init__(self, inner: Source, inputs: Mapping[str, Tensor], labels: Tensor):
         self.inner, self.inputs, self.labels = inner, dict(inputs), labels

@@ -24,9 +24,6 @@ def top_share(saliency: Mapping[str, Tensor], density: float) -> dict[str, Tenso
             (an adapter's B has no gradient while A is zero).
         density: Share of the ranked entries to keep, in (0, 1]; entries that tie with the smallest
             one kept are kept too.
-
-    Returns:
-        Name -> mask of the tensor's shape.
     """
     ranked = {name: values for name, values in saliency.items() if bool(values.any())}
     if not ranked:
@@ -42,10 +39,6 @@ class MaskedWeights:
 
     Their gradients are zeroed, and they are put back after every optimizer step: weight decay and
     momentum move entries without a gradient too.  Names without a mask are free.
-
-    Args:
-        model: Whose parameters are masked.
-        masks: Parameter name -> True where it may move.
     """
 
     def __init__(self, model: nn.Module, masks: Mapping[str, Tensor]):
@@ -82,12 +75,7 @@ class MaskedWeights:
 
 
 def damped(gradient: Tensor, components: int) -> Tensor:
-    """The gradient with its first singular directions divided by s_i / s_min, on both sides.
-
-    Args:
-        gradient: (k, d).
-        components: How many directions; the last of them stays as it is.
-    """
+    """The gradient with its first singular directions divided by s_i / s_min, on both sides."""
     u, s, v = torch.linalg.svd(gradient.float(), full_matrices=False)
     count = min(components, int((s > s[0] * 1e-6).sum()))
     if count == 0:
@@ -139,11 +127,6 @@ def reference_error(task: UnlearnTask, shares: Tensor) -> float:
 
 class Rewind:
     """Keeps what is trained, and its forget error, whenever the loader reaches an end.
-
-    Args:
-        task: Its model is watched.
-        loader: Counts the batches given out.
-        ends: Counts at which to keep the weights, ascending.
 
     Raises:
         DataError: A class of the forget set has no held-out sample.

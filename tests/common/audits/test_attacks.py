@@ -14,9 +14,7 @@ from torch import nn
 
 from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.audits.base import Measure, ModelAudit, NotApplicable
-from stable_forgetting.common.audits.elsewhere import Elsewhere
-from stable_forgetting.common.audits.leak import Leak
-from stable_forgetting.common.audits.lens import LogitLens, blocks_of
+from stable_forgetting.common.audits.leak import Leak, LogitLens, blocks_of
 from stable_forgetting.common.audits.members import (
     MinKPlusPlus,
     ReferenceModel,
@@ -24,7 +22,12 @@ from stable_forgetting.common.audits.members import (
     lowest,
     separation,
 )
-from stable_forgetting.common.audits.recovery import RelearnElsewhere, RelearnFew, RelearnTime
+from stable_forgetting.common.audits.recovery import (
+    Elsewhere,
+    RelearnElsewhere,
+    RelearnFew,
+    RelearnTime,
+)
 from stable_forgetting.common.audits.weights import (
     NF4,
     NormalFloat,

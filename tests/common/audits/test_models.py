@@ -9,11 +9,7 @@ from stable_forgetting.common.audits.base import Measure, NotApplicable
 from stable_forgetting.common.audits.recovery import (
     RelearnFromRetain,
     RelearnTime,
-    RemoveAdapter,
-    Requantise,
     anamnesis,
-    requantise,
-    requantise_,
 )
 from stable_forgetting.common.audits.representations import (
     LinearProbe,
@@ -25,6 +21,12 @@ from stable_forgetting.common.audits.representations import (
     moved,
     prototypes,
     unit,
+)
+from stable_forgetting.common.audits.weights import (
+    RemoveAdapter,
+    Requantise,
+    change_matrices_,
+    requantise,
 )
 from stable_forgetting.common.data.batch import Batch
 
@@ -47,31 +49,29 @@ def test_a_training_that_does_not_arrive_is_said_to_be_cut_off(toy):
     assert found.value == 2 and "1 of 1 cut off" in found.note
 
 
-def test_few_shots_relearn_on_few_samples(toy, monkeypatch):
-    seen = []
-    task = toy.task(toy.retrain)
+@pytest.fixture
+def watched(toy, monkeypatch):
+    """A task of Retrain, and the samples of each batch that is read."""
+    batches, task = [], toy.task(toy.retrain)
     fetch = task.source.fetch
 
-    def watched(indices, *, augment=None):
-        seen.append(len(indices))
-        return fetch(indices, augment=augment)
-
-    monkeypatch.setattr(task.source, "fetch", watched)
-    RelearnTime(RelearnTime.Config(shots=3, repeats=1, max_steps=2)).measure(task)
-    assert 3 in seen
-
-
-def test_retain_data_alone_are_what_is_trained_on(toy, monkeypatch):
-    """No forget sample is in a batch; Retrain does not come to know the class."""
-    batches = []
-    task = toy.task(toy.retrain)
-    fetch = task.source.fetch
-
-    def watched(indices, *, augment=None):
+    def noted(indices, *, augment=None):
         batches.append(set(indices.tolist()))
         return fetch(indices, augment=augment)
 
-    monkeypatch.setattr(task.source, "fetch", watched)
+    monkeypatch.setattr(task.source, "fetch", noted)
+    return task, batches
+
+
+def test_few_shots_relearn_on_few_samples(watched):
+    task, batches = watched
+    RelearnTime(RelearnTime.Config(shots=3, repeats=1, max_steps=2)).measure(task)
+    assert 3 in map(len, batches)
+
+
+def test_retain_data_alone_are_what_is_trained_on(toy, watched):
+    """No forget sample is in a batch; Retrain does not come to know the class."""
+    task, batches = watched
     config = RelearnFromRetain.Config(repeats=1, max_steps=4, batch_size=5)
     found = RelearnFromRetain(config).measure(task)["steps"]
     forget, retain = (set(task.split.parts[part].tolist()) for part in ("forget", "retain"))
@@ -161,22 +161,16 @@ def test_requantisation_moves_no_entry_by_more_than_half_a_step(bits):
     assert ((rounded - weight).abs() <= step / 2 * (1 + 1e-5)).all()
     assert all(len(row.unique()) <= 2**bits - 1 for row in rounded)
     assert torch.allclose(requantise(rounded, bits), rounded)
-
-
-def test_requantisation_keeps_zero_rows_and_shapes():
-    weight = torch.zeros(2, 3, 2, 2)
-    weight[1] = 1.0
-    assert torch.equal(requantise(weight, 8), weight)
+    block = torch.stack([torch.zeros(3, 2, 2), torch.ones(3, 2, 2)])
+    assert torch.equal(requantise(block, bits), block), "zero rows and shapes are kept"
 
 
 def test_requantisation_rounds_matrices_only(toy):
     model = toy.task().load()
     before = {name: p.clone() for name, p in model.named_parameters()}
-    assert requantise_(model, 4) == sum(
-        p.ndim >= 2 and name.endswith("weight") for name, p in before.items()
-    )
-    assert torch.equal(model.norm.weight, before["norm.weight"])
-    assert not torch.equal(model.head.weight, before["head.weight"])
+    change_matrices_(model, lambda weight: requantise(weight, 4))
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name]) == (p.ndim < 2 or not name.endswith("weight")), name
 
 
 def test_requantise_measures_fa_and_its_change(toy):

@@ -1,0 +1,70 @@
+"""What tests of methods and of adapters share: a trained tiny net, its losses, kills, factors."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from stable_forgetting.common.bounded.layer import BoundedLinear
+from stable_forgetting.common.methods.base import train_reference
+from stable_forgetting.common.objectives.positions import sample_cross_entropy
+from stable_forgetting.common.train.config import FitConfig
+
+RECIPE = FitConfig(steps=25, batch_size=16, lr=1e-2)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture(scope="session")
+def baseline(tiny):
+    """Original of a problem, a model's losses on it, and a training that is killed and resumed."""
+
+    def original(source, split, **fields):
+        access = frozenset({"forget", "retain", "initial"})
+        task = tiny.task(source, split, access=access, recipe=RECIPE, **fields)
+        return train_reference(task, ["forget", "retain"])
+
+    def losses(model, source, split, parts=("forget", "retain", "test")) -> dict[str, float]:
+        model.eval()
+        values = {}
+        for part in parts:
+            batch = source.fetch(torch.as_tensor(split.parts[part]))
+            with torch.no_grad():
+                loss = sample_cross_entropy(tiny.forward(model, batch), batch.labels)
+            values[part] = float(loss.double().mean())
+        return values
+
+    def resumes(run, folder) -> list[int]:
+        """The steps after a kill at the eleventh; the model is that of a whole run."""
+        path, steps = folder / "checkpoint.safetensors", []
+
+        def kill(step, total, loss):
+            if step == 11 and total >= 11:
+                raise Killed
+
+        whole = run()
+        with pytest.raises(Killed):
+            run(checkpoint=path, progress=kill)
+        assert list(folder.glob("checkpoint*.safetensors"))
+        resumed = run(checkpoint=path, progress=lambda step, *_: steps.append(step))
+        assert tiny.same(whole, resumed)
+        return steps
+
+    return SimpleNamespace(recipe=RECIPE, original=original, losses=losses, resumes=resumes)
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """(layer, dtype) of every effective weight that is built, in order."""
+    seen, real = [], BoundedLinear.effective_weight
+
+    def noted(self, dtype):
+        seen.append((id(self), dtype))
+        return real(self, dtype)
+
+    monkeypatch.setattr(BoundedLinear, "effective_weight", noted)
+    return seen
