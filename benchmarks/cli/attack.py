@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from rich.markup import escape
 
 from stable_forgetting.benchmarks.apply.attacked import attack_given
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
-from stable_forgetting.benchmarks.audits.cost import Cost, costs, time_line
+from stable_forgetting.benchmarks.audits.cost import costs, time_line
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
 from stable_forgetting.benchmarks.audits.plan import (
     AuditPlanner,
@@ -24,9 +23,9 @@ from stable_forgetting.benchmarks.audits.plan import (
 from stable_forgetting.benchmarks.audits.report import report_json, report_path, sections
 from stable_forgetting.benchmarks.cli.attackers import Budget, Given, ShadowOptions
 from stable_forgetting.benchmarks.cli.command import command
-from stable_forgetting.benchmarks.cli.options import STORE, Machine, Pool, Selection, console
+from stable_forgetting.benchmarks.cli.options import STORE, Machine, Selection, Workers, console
 from stable_forgetting.benchmarks.cli.report import show_shipped
-from stable_forgetting.benchmarks.cli.session import executing, finish, watching
+from stable_forgetting.benchmarks.cli.session import finish, working
 from stable_forgetting.benchmarks.pipeline.schedule import run_suite
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.cells import duration
@@ -40,7 +39,6 @@ from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import apply_overrides
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.files import write_json
-from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
@@ -58,13 +56,13 @@ from stable_forgetting.common.store.stages import StageStore
 def attack(
     machine: Machine,
     selection: Selection,
-    pool: Pool,
     population: ShadowOptions,
     given: Given,
     budget: Budget,
     suite: Annotated[
         str | None, typer.Argument(help="Suite name, YAML file, or the record.json of one run.")
     ] = None,
+    workers: Workers = 0,
     list_: Annotated[bool, typer.Option("--list", help="Formulas, sources and costs.")] = False,
     attacks: Annotated[
         str | None, typer.Option(help="Only these attacks, comma-separated.")
@@ -107,9 +105,19 @@ def attack(
         missing = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
         show_shipped(resolved.name, missing, under="Attacks")
         return
-    with executing(runtime, pool) as executor:
-        how = (runtime, pool, executor)
-        failed = _work(planner, chosen, shadows, yes=population.yes, how=how)
+    with working(runtime, workers) as (executor, watching):
+
+        def run(plan: Plan) -> dict[str, str]:
+            with watching(f"{resolved.name} attacks") as display:
+                made = run_suite(
+                    *(resolved, runtime, executor),
+                    watcher=display,
+                    planner=lambda *_: plan,
+                    live_events=False,
+                )
+            return made.failed
+
+        failed = _work(planner, chosen, shadows, population.yes, run)
     if not failed and processes.is_main():
         _report(planner, chosen, shadows)
     finish(failed)
@@ -131,8 +139,7 @@ def _attack_given(given: Given, machine: Machine, chosen: Mapping[str, Audit]) -
 
 def _list(only: str | None) -> None:
     """Every attack with its tier, formula and source."""
-    names = only.split(",") if only else AUDITS.names()
-    for name in names:
+    for name in only.split(",") if only else AUDITS.names():
         cls = AUDITS[name.strip()]
         info = cls.info
         console.print(
@@ -155,11 +162,9 @@ def choose(
     Raises:
         ConfigError: An unknown audit or setting.
     """
-    classes = {name: AUDITS[name] for name in AUDITS.names()}
-    if audits is not None:
-        names = [name.strip() for name in audits.split(",")]
-        classes = {name: AUDITS[name] for name in names}
-    else:
+    names = AUDITS.names() if audits is None else [name.strip() for name in audits.split(",")]
+    classes = {name: AUDITS[name] for name in names}
+    if audits is None:
         unasked = Sequential if minutes else (Sequential, ModelAudit)
         classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}
     given: dict[str, Any] = apply_overrides({}, settings, "--with")
@@ -213,9 +218,8 @@ def _work(
     planner: AuditPlanner,
     audits: Mapping[str, Audit],
     shadows: Shadows | None,
-    *,
     yes: bool,
-    how: tuple[Runtime, Pool, Executor],
+    run: Callable[[Plan], dict[str, str]],
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
     streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
@@ -226,41 +230,26 @@ def _work(
         planner.check_trainable()
         _print_cost(planner, plan)
         if yes:
-            failed = _run(plan, how)
+            failed = run(plan)
             if failed:
                 return failed
     if missing and not yes:
         console.print("Nothing was trained. Add --yes to train this.")
     probes = planner.probe_plan(audits)
-    return _run(probes, how) if probes.results else {}
-
-
-def _run(plan: Plan, how: tuple[Runtime, Pool, Executor]) -> dict[str, str]:
-    runtime, pool, executor = how
-    with watching(f"{plan.suite.name} attacks", runtime, pool) as display:
-        execution = run_suite(
-            plan.suite,
-            runtime,
-            executor,
-            watcher=display,
-            planner=lambda *_: plan,
-            live_events=False,
-        )
-    return execution.failed
+    return run(probes) if probes.results else {}
 
 
 def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
     priced = costs(plan, planner.store, list(planner.base.stages()))
     open_ = [f"{x}: its tuning is not finished: left out" for x in dict.fromkeys(plan.waiting)]
+    rows = []
+    for cost in priced:
+        disk = "?" if cost.megabytes is None else f"{cost.megabytes:.3g} MB"
+        about = "?" if cost.seconds is None else duration(cost.seconds)
+        rows.append([cost.kind, str(cost.planned), str(cost.missing), cost.length, about, disk])
     heads = ["stages", "planned", "missing", "length of one", "about", "disk"]
-    content = table(heads, [_cost_row(cost) for cost in priced], words=True)
+    content = table(heads, rows, words=True)
     show(console, [Section("To be trained", (time_line(priced), *open_), content)])
-
-
-def _cost_row(cost: Cost) -> list[str]:
-    disk = "?" if cost.megabytes is None else f"{cost.megabytes:.3g} MB"
-    about = "?" if cost.seconds is None else duration(cost.seconds)
-    return [cost.kind, str(cost.planned), str(cost.missing), cost.length, about, disk]
 
 
 def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:

@@ -18,7 +18,6 @@ from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import (
     STORE,
     Machine,
-    Pool,
     Selection,
     Store,
     Threads,
@@ -26,14 +25,13 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
 )
 from stable_forgetting.benchmarks.cli.run import short_path, show_board
-from stable_forgetting.benchmarks.cli.session import executing, finish, watching
+from stable_forgetting.benchmarks.cli.session import finish, working
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.run import execute
 from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples
 from stable_forgetting.benchmarks.leaderboard.tables import narrow_table
 from stable_forgetting.benchmarks.report.section import Sample, Section, Table, table
 from stable_forgetting.benchmarks.report.terminal import show
-from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.benchmark import Runtime
@@ -41,7 +39,21 @@ from stable_forgetting.common.protocol.benchmark import Runtime
 IMAGES, PAGE_IMAGES = 6, 100
 TEXTS, PAGE_TEXTS = 3, 12
 """Samples on the screen, and on the page of samples."""
+FEWER = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
 SHORTER = ["protocol.train.epochs=30", "protocol.minimum_train_accuracy=95"]
+Choice = tuple[list[str] | None, str | None, str | None]
+"""Settings, seeds and rows."""
+WHOLE: dict[str, Choice] = {
+    "digits-class": (None, "1,2,3", f"ascent,gd_tanh,gd_ul,{FEWER}"),
+    "digits-random": (None, "1,2,3", FEWER),
+    "authors": (None, "1,2,3", None),
+    "tdec-notes": (None, None, None),
+}
+BRIEF: dict[str, Choice] = {
+    "digits-class": (SHORTER, "1,2", "finetune,ascent,gd,gd_sine"),
+    "authors": (None, "1", "gd,npo_gdr,gd_lora,gd_sine"),
+}
+"""Suites of the long and of the short demo."""
 
 
 @command("unlearn demo", "unlearn demo --full")
@@ -55,13 +67,14 @@ def demo(
 ) -> None:
     """Real digits and invented authors: two leaderboards, and what each model still knows."""
     started = time.monotonic()
-    runtime, pool = Machine(store, device="cpu", threads=threads).runtime(), Pool(workers)
-    suites = _all_suites(store) if full else _few_suites(store)
+    runtime = Machine(store, device="cpu", threads=threads).runtime()
+    chosen = WHOLE if full else BRIEF
+    suites = [Selection(*choice).suite(name, store) for name, choice in chosen.items()]
     failed: dict[str, str] = {}
     shown = ("finetune", "gd_sine"), ("npo_gdr", "gd_sine")
-    with executing(runtime, pool) as executor:
+    with working(runtime, workers) as (executor, watching):
         for number, suite in enumerate(suites):
-            watched = partial(watching, suite.name, runtime, pool)
+            watched = partial(watching, suite.name)
             board, failed_here = execute(suite, runtime, executor, watched)
             failed |= failed_here
             if full:
@@ -73,24 +86,6 @@ def demo(
     for line in look_lines(suites[0].name, runtime.store, store):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     finish(failed)
-
-
-def _all_suites(store: Path) -> list[ResolvedSuite]:
-    fewer = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
-    one_class = Selection(None, "1,2,3", "ascent,gd_tanh,gd_ul," + fewer)
-    random, authors = Selection(None, "1,2,3", fewer), Selection(None, "1,2,3")
-    return [
-        one_class.suite("digits-class", store),
-        random.suite("digits-random", store),
-        authors.suite("authors", store),
-        Selection().suite("tdec-notes", store),
-    ]
-
-
-def _few_suites(store: Path) -> list[ResolvedSuite]:
-    digits = Selection(SHORTER, "1,2", "finetune,ascent,gd,gd_sine")
-    authors = Selection(None, "1", "gd,npo_gdr,gd_lora,gd_sine")
-    return [digits.suite("digits-class", store), authors.suite("authors", store)]
 
 
 def _show_brief(

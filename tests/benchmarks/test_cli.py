@@ -24,23 +24,6 @@ def test_the_commands_are_known():
     assert wanted <= set(COMMANDS)
 
 
-@pytest.mark.parametrize(
-    ("words", "instead"),
-    [
-        ("map digits-class", "unlearn show sweeps"),
-        ("ls suites", "unlearn show suites"),
-        ("versus", "unlearn compare FIRST,SECOND"),
-        ("convert a.pth", "unlearn apply --convert FILE --out FOLDER"),
-        ("rehearse tofu-small", "unlearn run tofu-small --rehearse"),
-        ("rehearse --help", "unlearn run SUITE --rehearse"),
-        ("stage mine.yaml a1b2", "unlearn run mine.yaml --stage a1b2"),
-        ("stage mine.yaml", "unlearn run mine.yaml --stage KEY"),
-    ],
-)
-def test_a_command_of_former_times_names_the_new_spelling(cli, one_line_error, words, instead):
-    assert f"`{instead}`" in one_line_error(cli(*words.split()))
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_ends_with_examples(command, cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")

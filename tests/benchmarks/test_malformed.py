@@ -269,7 +269,6 @@ COMMANDS = {
     "no data root": (["run", "{good}", "--data-root", "/nowhere/data"], "no such folder"),
     "store is a file": (["run", "{good}", "--store", "{good}"], "not a folder"),
     "store below a file": (["run", "{good}", "--store", "{good}/runs"], "not a folder"),
-    "old executor": (["run", "{good}", "--executor", "ray"], "--workers 1 works in this process"),
     "unknown device": (
         ["run", "{good}", "--device", "gpu9", "--workers", "1"],
         "--device gpu9: not a device",
