@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from stable_forgetting.benchmarks.apply.attacked import attack_given
+from stable_forgetting.benchmarks.apply.attacked import Suspects, attack_given
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.cost import costs, time_line
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
@@ -21,7 +22,6 @@ from stable_forgetting.benchmarks.audits.plan import (
     suite_of_record,
 )
 from stable_forgetting.benchmarks.audits.report import report_json, report_path, sections
-from stable_forgetting.benchmarks.cli.attackers import Budget, Given, ShadowOptions
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import STORE, Machine, Selection, Workers, console
 from stable_forgetting.benchmarks.cli.report import show_shipped
@@ -41,6 +41,90 @@ from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
+
+
+@dataclass(frozen=True)
+class ShadowOptions:
+    """Which models attacks over many models need."""
+
+    shadows: Annotated[
+        int,
+        typer.Option(help="Train N further models per row and seed; prints the cost first.", min=0),
+    ] = 0
+    design: Annotated[
+        str, typer.Option(help="Shadows: fixed (one forget set) or halves (random halves).")
+    ] = "fixed"
+    originals: Annotated[
+        int, typer.Option(help="Different Originals under fixed shadows; 0: one each.", min=0)
+    ] = 0
+    yes: Annotated[bool, typer.Option("--yes", help="Train them, after the cost was printed.")] = (
+        False
+    )
+
+    def population(self) -> Shadows | None:
+        """The shadows to train; None without any."""
+        if self.design not in ("fixed", "halves"):
+            raise ConfigError(f"--design {self.design}: choose fixed or halves")
+        if self.shadows == 0:
+            return None
+        if self.shadows < 2:
+            raise ConfigError("--shadows 1: a distribution needs two models or more")
+        if self.originals and self.design == "halves":
+            raise ConfigError("--originals: halves need an Original each; leave it out")
+        return Shadows(self.shadows, self.design, self.originals or None)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model of the user's, with the models and samples that it is attacked beside and with."""
+
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Attack this model instead: folder, or hub id of a text one."),
+    ] = None
+    original: Annotated[
+        Path | None, typer.Option(help="With --model: the model before unlearning.")
+    ] = None
+    retrained: Annotated[
+        list[Path] | None,
+        typer.Option(help="With --model: one or two models that never saw the forgotten."),
+    ] = None
+    forget: Annotated[Path | None, typer.Option(help="With --model: what was forgotten.")] = None
+    retain: Annotated[Path | None, typer.Option(help="With --model: what was kept.")] = None
+    test: Annotated[Path | None, typer.Option(help="With --model: what no model saw.")] = None
+
+    def suspects(self, machine: Machine) -> Suspects:
+        """What is attacked."""
+        needed = {name: getattr(self, name) for name in ("model", "original", "forget", "retain")}
+        missing = ", ".join(f"--{name}" for name, value in needed.items() if value is None)
+        if missing:
+            raise ConfigError(f"attack --model: give {missing}")
+        retrained = self.retrained or []
+        if len(retrained) > 2:
+            raise ConfigError("--retrained: give one or two")
+        models = {"model": self.model, "original": self.original}
+        models |= dict(zip(("retrain", "retrain-2"), retrained, strict=False))
+        samples = {"forget": self.forget, "retain": self.retain, "test": self.test}
+        given = ({k: path for k, path in paths.items() if path} for paths in (models, samples))
+        return Suspects(*given, machine.device, machine.threads)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How strong the attacker is."""
+
+    samples: Annotated[
+        int | None, typer.Option(help="Samples, draws or shots that the attacker has.", min=1)
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(help="Optimizer steps that the attacker takes at most.", min=1)
+    ] = None
+
+    def settings(self, name: str) -> dict[str, int]:
+        """Those of an attack that takes them."""
+        cls = AUDITS[name]
+        known = cls.budget if issubclass(cls, ModelAudit) else {}
+        return {known[key]: value for key, value in vars(self).items() if value and key in known}
 
 
 @command(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +25,6 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
 )
 from stable_forgetting.benchmarks.cli.progress import StepBar
-from stable_forgetting.benchmarks.cli.rehearse import rehearse_suites
 from stable_forgetting.benchmarks.cli.session import finish, working
 from stable_forgetting.benchmarks.costs.estimate import estimate_sections, estimates
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
@@ -33,11 +34,14 @@ from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.run import execute
 from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples
 from stable_forgetting.benchmarks.leaderboard.tuning import skipped_lines
-from stable_forgetting.benchmarks.pipeline.executors import prepare_worker
+from stable_forgetting.benchmarks.paper.rehearsals import full_suites, write_rehearsal
+from stable_forgetting.benchmarks.pipeline.executors import make_executor, prepare_worker
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import run_stage
 from stable_forgetting.benchmarks.pipeline.schedule import events_folder
 from stable_forgetting.benchmarks.pipeline.stage import Plan
+from stable_forgetting.benchmarks.rehearsal import work
+from stable_forgetting.benchmarks.rehearsal.suite import rehearsed
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
@@ -198,7 +202,7 @@ def run(
     if way.rehearse:
         sources = {name: context.get_parameter_source(name) for name in context.params}
         chosen = {name for name, source in sources.items() if source and source.name != "DEFAULT"}
-        rehearse_suites(suite, selection, machine, chosen, way.record)
+        _rehearse_suites(suite, selection, machine, chosen, way.record)
     elif way.stage is not None:
         _run_stage(suite, way.stage, selection, machine)
     else:
@@ -241,6 +245,42 @@ def _run_stage(suite: str, key: str, selection: Selection, machine: Machine) -> 
     with StepBar(console, stage.name) as progress:
         status = run_stage(stage, runtime, events=events, progress=progress)
     console.print(f"{stage.name}: {status}", highlight=False)
+
+
+def _rehearse_suites(
+    name: str, selection: Selection, machine: Machine, given: set[str], record: Path | None
+) -> None:
+    """Tries suites on the CPU and in a folder that is deleted; options that are ``given`` hold."""
+    if record is not None and (selection.only or selection.set_ or selection.seeds):
+        raise ConfigError("--record: a suite is rehearsed whole; leave --only, --set, --seeds out")
+    names = full_suites() if name == "full" else [name]
+    suites = [suite for each in names for suite in selection.suites(each, machine.store)]
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="unlearn-rehearsal-") as folder:
+        store = (machine.store if "store" in given else Path(folder)) / "rehearsals"
+        device = machine.device if "device" in given else "cpu"
+        machine = replace(machine, store=store, device=device)
+        for suite in suites:
+            started = time.process_time()
+            good = _rehearse(suite, machine.runtime())
+            failed |= not good
+            if good and record is not None:
+                write_rehearsal(record, suite, time.process_time() - started)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _rehearse(suite: ResolvedSuite, runtime: Runtime) -> bool:
+    """Whether all went well; prints the table.  Suites share what is equal in them."""
+    small, stand_in = rehearsed(suite, runtime, runtime.store / "stand-ins")
+    executor = make_executor(1, runtime.threads, runtime.plugins)
+    rows = []
+    for row in work.rehearse(small, runtime, executor):
+        rows.append(row)
+        line = f"{suite.name}: {row['row']}: {row['']} ({row['s']} s)"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    show(console, [work.section(suite.name, rows, stand_in.notes)])
+    return not any(map(work.failed, rows))
 
 
 def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -> None:

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from stable_forgetting.benchmarks.cli import progress
-from stable_forgetting.benchmarks.cli.progress import Display, StepBar
-from stable_forgetting.benchmarks.cli.remaining import Remaining, words
+from stable_forgetting.benchmarks.cli.progress import Display, Remaining, StepBar, words
 from stable_forgetting.benchmarks.pipeline import position, schedule
 from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor
 from stable_forgetting.benchmarks.pipeline.position import PositionFile, read_position
