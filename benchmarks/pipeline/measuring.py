@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class MeasureSpec(ModelSpec):
+class ScoreSpec(StageSpec):
     """Of one model.
 
     Attributes:
@@ -44,6 +44,10 @@ class MeasureSpec(ModelSpec):
     """
 
     trial: bool
+
+
+class MeasureSpec(ModelSpec, ScoreSpec):
+    """Of one model's scores."""
 
 
 class Measure(StageKind[MeasureSpec]):
@@ -76,7 +80,7 @@ def _record(
     scores, model = context.facts("scores"), context.facts("model")
     keys = {context.stage.kind: context.stage.key}
     keys |= {role: parent.key for role, parent in context.stage.parents.items()}
-    reference = context.reference_facts("model")
+    reference = context.facts_of(context.stage.parents["model"].first)
     origin = {"trained_on": ASSUMED} if reference.get("trained_on") == ASSUMED else {}
     if PRETRAINED in reference:
         origin[PRETRAINED] = reference[PRETRAINED]
@@ -141,11 +145,7 @@ def read_attack(store: StageStore, stage: Placed) -> audits.Measures | str | Non
 
 
 def read_scores(store: StageStore, stage: Placed) -> dict[str, Scores]:
-    """Part -> the scores that a record was measured from.
-
-    Raises:
-        DataError: They are not there, or damaged.
-    """
+    """Part -> the scores that a record was measured from."""
     from stable_forgetting.common.measure.scores import load_scores
 
     scores = stage.parents["scores"]
@@ -154,10 +154,8 @@ def read_scores(store: StageStore, stage: Placed) -> dict[str, Scores]:
 
 def references(records: Mapping[Role, RunRecord | None]) -> References:
     """The metrics of reference models; those that diverged or are not there have none."""
-    metrics = {
-        r: record.metrics for r, record in records.items() if record and record.status == "ok"
-    }
-    return References(metrics.get("original"), metrics.get("retrain"))
+    good = {r: record.metrics for r, record in records.items() if record and record.status == "ok"}
+    return References(good.get("original"), good.get("retrain"))
 
 
 def trial_gap(record: RunRecord, targets: References, rule: Rule) -> float:
@@ -192,7 +190,15 @@ class Split(StageKind[SplitSpec]):
 
     def work(self, context: StageContext, spec: SplitSpec) -> None:
         """Writes the index sets, with their digest and sizes as facts."""
-        split = self._split(context, spec)
+        from stable_forgetting.common.data.batch import class_labels
+        from stable_forgetting.common.data.splits import half_split, request_split
+
+        split = context.benchmark.split(spec.seed)
+        if spec.half is not None:
+            split = half_split(split, spec.seed, spec.half)
+        elif spec.request is not None and spec.requests is not None:
+            labels = functools.partial(class_labels, context.benchmark.source)
+            split = request_split(split, labels, spec.seed, spec.request, spec.requests)
         with context.writing() as folder:
             split.save(folder / SPLIT_FILE)
             context.about |= {
@@ -200,18 +206,6 @@ class Split(StageKind[SplitSpec]):
                 "data": split.source_digest,
                 "sizes": {part: len(ids) for part, ids in split.parts.items()},
             }
-
-    def _split(self, context: StageContext, spec: SplitSpec) -> ForgetSplit:
-        from stable_forgetting.common.data.batch import class_labels
-        from stable_forgetting.common.data.splits import half_split, request_split
-
-        split = context.benchmark.split(spec.seed)
-        if spec.half is not None:
-            return half_split(split, spec.seed, spec.half)
-        if spec.request is not None and spec.requests is not None:
-            labels = functools.partial(class_labels, context.benchmark.source)
-            return request_split(split, labels, spec.seed, spec.request, spec.requests)
-        return split
 
 
 def read_split(store: StageStore, stage: Placed) -> ForgetSplit | None:
@@ -224,16 +218,6 @@ def read_split(store: StageStore, stage: Placed) -> ForgetSplit | None:
 
 
 SCORES = "scores.safetensors"
-
-
-class ScoreSpec(StageSpec):
-    """Of one model.
-
-    Attributes:
-        trial: Whether tuning asks, which must not see test data.
-    """
-
-    trial: bool
 
 
 class Score(StageKind[ScoreSpec]):
@@ -287,7 +271,7 @@ class ProbeModel(StageKind[ProbeSpec]):
 
     def work(self, context: StageContext, spec: ProbeSpec) -> None:
         """Writes the table; none for a model that diverged."""
-        facts = context.facts("model")
+        facts, told = context.facts("model"), ("status", "status_detail")
         probe = make_probe(spec.probe, spec.config, context.stage.name)
         with context.writing() as folder:
             table = ProbeTable({})
@@ -297,18 +281,12 @@ class ProbeModel(StageKind[ProbeSpec]):
                         table = probe.measure(model, context.benchmark)
                 except Diverged as error:
                     facts = {"status": "diverged", "status_detail": error.reason}
-            context.about |= {
-                key: facts[key] for key in ("status", "status_detail") if key in facts
-            }
+            context.about |= {key: facts[key] for key in told if key in facts}
             write_json(folder / TABLE, {"rows": table.rows, "notes": table.notes})
 
 
 def read_table(store: StageStore, stage: Placed) -> ProbeTable | None:
-    """A probe's table, empty where the model diverged; None while it is not done.
-
-    Raises:
-        DataError: The file is damaged.
-    """
+    """A probe's table, empty where the model diverged; None while it is not done."""
 
     def parse(text: str) -> ProbeTable:
         content = json.loads(text)
