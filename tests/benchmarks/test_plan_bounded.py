@@ -129,20 +129,3 @@ def test_without_a_model_it_tells_of_the_layer_and_the_models(cli):
     shown = cli("show", "bounded")
     assert shown.code == 0 and "phi(omega A B^T)" in shown.out
     assert all(name in " ".join(shown.out.split()) for name in MODELS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("bounded", "--plan", "llama-2-7"), "did you mean 'llama-2-7b'"),
-        (("bounded", "--plan", "zzz"), "--plan zzz: no such model; known: "),
-        (("bounded", "--plan", "vit-s", "--placement", "heads"), "choose mlp, attention, all"),
-        (("gd_sine", "--plan", "vit-s"), "show bounded --plan vit-s"),
-        (("bounded", "--plan", "vit-s", "--rank", "0"), "rank"),
-        (("bonded",), "did you mean 'bounded'"),
-    ],
-)
-def test_what_is_asked_wrongly_is_one_line(arguments, text, cli):
-    shown = cli("show", *arguments)
-    assert shown.code == 2 and text in " ".join(shown.err.split())
-    assert shown.out == ""

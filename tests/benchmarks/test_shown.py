@@ -179,13 +179,3 @@ def test_an_unknown_name_is_not_answered_with_all_names(cli):
 def test_show_answers_with_a_metric_or_a_short_name(cli, name, said):
     done = cli("show", name)
     assert done.code == 0 and said in " ".join(done.out.split())
-
-
-def test_planning_refuses_what_no_run_can_do(cli):
-    for options, key in (
-        (["--seeds", "-1"], "seeds.0"),
-        (["--seeds", "99999999999999999999"], "seeds.0"),
-        (["--set", "protocol.train.epochs=1"], "protocol.train.warmup_steps: a warm-up of 50"),
-    ):
-        done = cli("plan", "digits-class", *options)
-        assert done.code == 2 and key in done.err and len(done.err.splitlines()) == 1

@@ -301,24 +301,6 @@ def test_a_default_that_a_row_cannot_take_is_an_error_of_that_row(
     assert load_suite(path, only=["gd_sine"]), "rows that are left out are not asked"
 
 
-def test_a_row_without_a_default_that_is_none_is_refused(tiny_suite):
-    rows = {"original": None, "retrain": None, "gd": {"without": ["lamb"]}}
-    with pytest.raises(ConfigError, match="no default 'lamb' for this row; did you mean 'lam'"):
-        load_suite(str(tiny_suite(methods=rows, defaults={"lam": 1.0})))
-
-
-def test_unknown_default_or_grid_is_refused(tiny_suite):
-    rows = {"original": None, "retrain": None, "gd": None}
-    with pytest.raises(ConfigError, match=r"defaults: no row has 'stepz'; did you mean 'steps'"):
-        load_suite(str(tiny_suite(methods=rows, defaults={"stepz": 3})))
-    grids = {"gd": {"lr": [0.1, 0.2]}, "gdd": {"lr": [0.1, 0.2]}}
-    with pytest.raises(ConfigError, match=r"tune.grids: no row 'gdd'; did you mean 'gd'"):
-        load_suite(str(tiny_suite(methods=rows, tune={"trials": 2, "grids": grids})))
-    grids = {"gd_lora": {"lr": [0.1, 0.2]}}
-    with pytest.raises(ConfigError, match="no grid or space for row 'gd' and no default"):
-        load_suite(str(tiny_suite(methods=rows, tune={"trials": 2, "grids": grids})))
-
-
 def test_grids_resolve_to_trials(tiny_suite):
     rows = {
         "original": None,
@@ -339,30 +321,6 @@ def test_grids_resolve_to_trials(tiny_suite):
     ]
     for label in ("original", "target", "fixed"):
         assert suite.row(label).trials == ()
-
-
-def test_the_budget_is_the_same_for_all(tiny_suite):
-    rows = {"original": None, "retrain": None, "gd": None, "gd_lora": None}
-
-    def load(grids, **tune):
-        return load_suite(str(tiny_suite(methods=rows, tune={"grids": grids, **tune})))
-
-    with pytest.raises(ConfigError, match=r"grid 'gd' has 3 combinations, but trials is 2"):
-        load({"default": {"lr": [1, 2]}, "gd": {"lr": [1, 2, 3]}}, trials=2)
-    with pytest.raises(ConfigError, match="two trials are the same"):
-        load({"default": {"lr": [0.001, "1e-3"]}}, trials=2)
-    with pytest.raises(ConfigError, match=r"tune\.seeds must differ from seeds"):
-        load({"default": {"lr": [1, 2]}}, trials=2, seeds=[1])
-    with pytest.raises(ConfigError, match="seeds"):
-        load({"default": {"lr": [1, 2]}}, trials=2, seeds=[])
-
-
-def test_every_gap_needs_one_retrain(tiny_suite):
-    with pytest.raises(ConfigError, match="methods has 0 rows of method retrain"):
-        load_suite(str(tiny_suite(methods={"original": None, "gd": None})))
-    both = {"original": None, "retrain": None, "again": {"method": "retrain"}}
-    with pytest.raises(ConfigError, match="methods has 2 rows of method retrain"):
-        load_suite(str(tiny_suite(methods=both)))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "a,b", "a\nb", "x" * 99])

@@ -490,10 +490,3 @@ def test_an_attack_decides_among_trials_that_are_near_enough(
     ]
     assert plan.chosen["gd_sine"] == min((0, 1), key=lambda k: (shown[k], gaps[k]))
     assert not any("test" in name for measures in found.values() for name in measures)
-
-
-@pytest.mark.parametrize("name", ["klom", "reference", "over_unlearning"])
-def test_an_attack_of_no_single_model_is_refused(tiny_suite, tmp_path, cli, one_line_error, name):
-    tune = {"trials": 1, "grids": {"default": {"lr": [1e-3]}}, "after_attack": name}
-    line = one_line_error(cli("plan", tiny_suite(tmp_path, tune=tune), "--store", tmp_path / "s"))
-    assert f"tune.after_attack: '{name}' attacks no single model" in line
