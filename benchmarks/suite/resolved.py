@@ -27,15 +27,15 @@ def resolved_table(suite: ResolvedSuite) -> list[dict[str, str]]:
     weights = getattr(getattr(suite.protocol, "model", None), "dtype", "float32")
     lines = []
     for row in suite.rows:
-        line = {"row": row.label, **described(_config(suite, row), weights)}
+        line = {"row": row.label, **described(config_of(suite, row), weights)}
         line["length"] += " (own budget)" if row.budget == "own" else ""
         line["rate"] += f" (first of {len(row.grid.lrs)})" if row.grid else ""
         lines.append(line)
     return lines
 
 
-def _config(suite: ResolvedSuite, row: ResolvedRow) -> Any:
-    """A row's own, or the recipe of the reference models."""
+def config_of(suite: ResolvedSuite, row: ResolvedRow) -> Any:
+    """The config of a row: its own, or the recipe of the reference models."""
     return getattr(suite.protocol, "train", None) if row.method in REFERENCES else row.config
 
 
@@ -61,7 +61,7 @@ def further_table(suite: ResolvedSuite) -> list[list[str]]:
     """
     length, lines, trained = _longest(suite), [], []
     for row in suite.rows:
-        config = _config(suite, row)
+        config = config_of(suite, row)
         flat = {} if config is None else _flat(config.model_dump())
         settings = {f"{k} {v}" for k, v in flat.items() if k not in SHOWN | SILENT}
         trained += [] if row.method in REFERENCES else [settings]
