@@ -225,14 +225,6 @@ def test_full_vision_suites_run_the_paper_s_protocol(name, built_in):
     assert table["original"]["batch"] == "128"
 
 
-def test_show_prints_the_table(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "240")
-    shown = cli("show", "tofu-llama2-7b-forget10", "--resolved")
-    assert shown.code == 0 and "5 epochs of" in shown.out and "fila loku" in shown.out
-    refused = cli("show", "gd_sine", "--resolved")
-    assert refused.code == 2 and "only a suite has rows" in refused.err
-
-
 def leaves(settings, stem=""):
     for key, value in settings.items():
         if isinstance(value, Mapping):
