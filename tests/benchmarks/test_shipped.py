@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import pytest
-from rich.console import Console
 
 from stable_forgetting.benchmarks.cli import report
 from stable_forgetting.benchmarks.report import markdown
-from stable_forgetting.benchmarks.report.section import Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
-from stable_forgetting.benchmarks.report.terminal import fitting, rich_table, show
 
 NAMES = sorted(path.parent.name for path in RESULTS.glob("*/LEADERBOARD.md"))
 
@@ -46,30 +42,6 @@ def test_reports_are_shown_where_the_store_is_empty(tmp_path, cli, one_line_erro
     for command in (["report", "digits-class", "--seeds", 7], ["attack", "authors"]):
         assert "no records of " in one_line_error(cli(*command, *store))
     assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize(
-    "width", [80, 146, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 100, 160, 200))]
-)
-def test_no_table_is_cut_at_any_width(width):
-    """Every shipped main table keeps its method, its ranking column and every digit."""
-    for name in NAMES:
-        text = (RESULTS / name / "LEADERBOARD.md").read_text(encoding="utf-8")
-        sections = read_report(text)
-        wide = next(s.content for s in sections if isinstance(s.content, Table))
-        console = Console(width=width, file=io.StringIO())
-        show(console, sections[:6])
-        printed = console.file.getvalue()
-        assert "…" not in printed
-        heads = {head for piece, _ in fitting(wide, console) for head in piece.heads}
-        assert heads == {*wide.heads}
-        for piece, tight in fitting(wide, console):
-            assert piece.heads[0] == wide.heads[0]
-            own = Console(width=width, file=io.StringIO())
-            own.print(rich_table(piece, tight=tight))
-            for row in piece.rows:
-                cells = [re.escape(cell) for cell in row if cell]
-                assert re.search(r"\s+".join(cells), own.file.getvalue()), (name, row)
 
 
 def test_a_papers_table_has_chosen_columns_names_and_the_best_bold(cli, tmp_path):

@@ -97,10 +97,6 @@ def test_draws_depend_on_tuning_seeds_and_space_only(load, sampler):
     assert drawn(fewer, "gd") == drawn(suite, "gd")[:3], "more trials keep those that are done"
 
 
-def test_samplers_differ(load):
-    assert drawn(load(sampler="qmc"), "gd") != drawn(load(sampler="random"), "gd")
-
-
 def test_qmc_fills_the_range_evenly():
     proposals = propose("qmc", {"lr": Dimension(low=1e-4, high=1e-2, log=True)}, set(), seed=3)
     eighths = [int(4 * (math.log10(next(proposals)["lr"]) + 4)) for _ in range(8)]
