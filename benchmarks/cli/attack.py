@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,6 +39,7 @@ from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import apply_overrides
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
@@ -105,8 +106,12 @@ class Given:
         models = {"model": self.model, "original": self.original}
         models |= dict(zip(("retrain", "retrain-2"), retrained, strict=False))
         samples = {"forget": self.forget, "retain": self.retain, "test": self.test}
-        given = ({k: path for k, path in paths.items() if path} for paths in (models, samples))
-        return Suspects(*given, machine.device, machine.threads)
+        return Suspects(
+            {label: path for label, path in models.items() if path},
+            {role: path for role, path in samples.items() if path},
+            machine.device,
+            machine.threads,
+        )
 
 
 @dataclass(frozen=True)
@@ -186,22 +191,14 @@ def attack(
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
-        missing = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
-        show_shipped(resolved.name, missing, under="Attacks")
+        lacking = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
+        show_shipped(resolved.name, lacking, under="Attacks")
         return
-    with working(runtime, workers) as (executor, watching):
-
-        def run(plan: Plan) -> dict[str, str]:
-            with watching(f"{resolved.name} attacks") as display:
-                made = run_suite(
-                    *(resolved, runtime, executor),
-                    watcher=display,
-                    planner=lambda *_: plan,
-                    live_events=False,
-                )
-            return made.failed
-
-        failed = _work(planner, chosen, shadows, population.yes, run)
+    missing, probes = _missing(planner, chosen, shadows), planner.probe_plan(chosen)
+    if missing and not population.yes:
+        console.print("Nothing was trained. Add --yes to train this.")
+    plans = [*(missing if population.yes else ()), *([probes] if probes.results else ())]
+    failed = _run(plans, runtime, workers)
     if not failed and processes.is_main():
         _report(planner, chosen, shadows)
     finish(failed)
@@ -241,11 +238,7 @@ def _list(only: str | None) -> None:
 def choose(
     audits: str | None, minutes: bool, settings: Sequence[str], budget: Budget
 ) -> dict[str, Audit]:
-    """The attacks of a command line, with their configs.
-
-    Raises:
-        ConfigError: An unknown audit or setting.
-    """
+    """The attacks of a command line, with their configs."""
     names = AUDITS.names() if audits is None else [name.strip() for name in audits.split(",")]
     classes = {name: AUDITS[name] for name in names}
     if audits is None:
@@ -298,14 +291,10 @@ def _target(suite: str, store: Path, selection: Selection) -> tuple[ResolvedSuit
     return resolved, where[2] if inside and store == STORE else store
 
 
-def _work(
-    planner: AuditPlanner,
-    audits: Mapping[str, Audit],
-    shadows: Shadows | None,
-    yes: bool,
-    run: Callable[[Plan], dict[str, str]],
-) -> dict[str, str]:
-    """Runs the stages that are missing; returns what failed."""
+def _missing(
+    planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None
+) -> list[Plan]:
+    """The trainings that attacks need and the store lacks, after their cost was printed."""
     streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
     plans = [stream_plan(planner, count) for count in streams]
     plans += [] if shadows is None else [planner.shadow_plan(shadows)]
@@ -313,14 +302,25 @@ def _work(
     for plan in missing:
         planner.check_trainable()
         _print_cost(planner, plan)
-        if yes:
-            failed = run(plan)
+    return missing
+
+
+def _run(plans: Sequence[Plan], runtime: Runtime, workers: int) -> dict[str, str]:
+    """Runs plans one after the other, up to the first in which something failed; what failed."""
+    failed: dict[str, str] = {}
+    with working(runtime, workers) as (executor, watching):
+        for plan in plans:
             if failed:
-                return failed
-    if missing and not yes:
-        console.print("Nothing was trained. Add --yes to train this.")
-    probes = planner.probe_plan(audits)
-    return run(probes) if probes.results else {}
+                break
+            with watching(f"{plan.suite.name} attacks") as display:
+                made = run_suite(
+                    *(plan.suite, runtime, executor),
+                    watcher=display,
+                    planner=lambda *_, plan=plan: plan,
+                    live_events=False,
+                )
+            failed |= made.failed
+    return failed
 
 
 def _print_cost(planner: AuditPlanner, plan: Plan) -> None:

@@ -21,16 +21,16 @@ from stable_forgetting.common.audits import base as audits
 from stable_forgetting.common.base.errors import DataError, Diverged
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.data.splits import ForgetSplit, half_split, request_split
 from stable_forgetting.common.measure.goal import References, Role
 from stable_forgetting.common.measure.rules import Rule
+from stable_forgetting.common.measure.scores import Scores, load_scores, save_scores, without_probs
 from stable_forgetting.common.protocol.probe import ProbeTable, make_probe
 from stable_forgetting.common.store.records import RECORD, RunRecord, clean_metrics, environment
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.pipeline.context import StageContext
-    from stable_forgetting.common.data.splits import ForgetSplit
-    from stable_forgetting.common.measure.scores import Scores
 
 
 T = TypeVar("T")
@@ -58,8 +58,6 @@ class Measure(StageKind[MeasureSpec]):
 
     def work(self, context: StageContext, spec: MeasureSpec) -> None:
         """Writes the record."""
-        from stable_forgetting.common.measure.scores import load_scores
-
         facts = context.facts("scores")
         status, detail = facts["status"], facts.get("status_detail", "")
         metrics: dict[str, float | None] = {}
@@ -146,8 +144,6 @@ def read_attack(store: StageStore, stage: Placed) -> audits.Measures | str | Non
 
 def read_scores(store: StageStore, stage: Placed) -> dict[str, Scores]:
     """Part -> the scores that a record was measured from."""
-    from stable_forgetting.common.measure.scores import load_scores
-
     scores = stage.parents["scores"]
     return load_scores(store.checked(scores.kind, scores.key, SCORES) / SCORES)
 
@@ -191,7 +187,6 @@ class Split(StageKind[SplitSpec]):
     def work(self, context: StageContext, spec: SplitSpec) -> None:
         """Writes the index sets, with their digest and sizes as facts."""
         from stable_forgetting.common.data.batch import class_labels
-        from stable_forgetting.common.data.splits import half_split, request_split
 
         split = context.benchmark.split(spec.seed)
         if spec.half is not None:
@@ -210,8 +205,6 @@ class Split(StageKind[SplitSpec]):
 
 def read_split(store: StageStore, stage: Placed) -> ForgetSplit | None:
     """The index sets of a split stage; None while it is not done."""
-    from stable_forgetting.common.data.splits import ForgetSplit
-
     if store.done(stage.kind, stage.key) is None:
         return None
     return ForgetSplit.load(store.folder(stage.kind, stage.key) / SPLIT_FILE)
@@ -229,8 +222,6 @@ class Score(StageKind[ScoreSpec]):
 
     def work(self, context: StageContext, spec: ScoreSpec) -> None:
         """Writes the scores; a trial's without test parts and softmax, since there are many."""
-        from stable_forgetting.common.measure.scores import save_scores, without_probs
-
         split, benchmark = context.split(), context.benchmark
         model = context.facts("model")
         status, detail = model["status"], model.get("status_detail", "")

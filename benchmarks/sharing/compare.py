@@ -129,7 +129,8 @@ def _of_results(folder: Path, name: str) -> Results:
         raise DataError(f"{folder}: no {RECORDS} and no {RUNS}; give a folder of results") from None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{folder}: no results that can be read ({one_line(error)})") from None
-    suite, titles = data["suite"].partition("+")[0], {}
+    suite = data["suite"].partition("+")[0]
+    titles: Titles = {}
     if suite in suite_names():
         known = load_suite(suite)
         specs = metric_specs(known.spec, known.probes)
