@@ -86,12 +86,6 @@ def test_the_later_and_more_specific_length_holds(tiny_suite, tmp_path):
     assert lengths(child, "defaults.epochs=1")["gd"] == (None, 1)
 
 
-def test_the_documented_length_of_a_built_in_suite_is_planned():
-    suite = load_suite("digits-class", ["defaults.steps=300"], seeds=[7], only=["gd_sine"])
-    assert (suite.row("gd_sine").config.steps, suite.row("gd_sine").config.epochs) == (300, None)
-    assert suite.row("gd_sine").config.schedule == "cosine"
-
-
 def test_no_retrain_starts_where_original_or_another_retrain_did(tiny_suite, tmp_path):
     plan = make_plan(load_suite(str(tiny_suite(retrains=2))), StageStore(tmp_path))
     models = [s for s in plan.stages() if s.kind in ("original", "retrain")]

@@ -8,6 +8,7 @@ from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.reading import read_file
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolved import resolved_table
 from stable_forgetting.benchmarks.suite.suite import REFERENCES, suite_groups, suite_names
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.base.errors import ConfigError
@@ -64,6 +65,12 @@ def test_built_in_suite_is_sound(name, built_in):
         assert "retrain" in rule.needs
         assert suite.spec.retrains >= 2, "no noise floor without a second Retrain"
     assert len(suite.spec.seeds) >= 3 and suite.spec.title
+    assert [line["row"] for line in resolved_table(suite)] == rows_of(suite)
+    # a published Original that nobody fine-tuned recites its set, not what is retained; MUSE's was
+    # fine-tuned on news, whose next tokens it does not all know by heart
+    published = getattr(suite.protocol.model, "original", None) is not None
+    gates = {"tdec": 0, "muse": 50, "wmdp": 0, "rwku": 0} if published else {}
+    assert suite.protocol.minimum_train_accuracy >= gates.get(suite.spec.benchmark, 90)
     tuned = [row for row in suite.rows if row.trials]
     assert len({len(row.trials) for row in tuned}) <= 1, "every method gets the same trials"
     for row in tuned:
