@@ -17,13 +17,7 @@ from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_deta
 from stable_forgetting.benchmarks.leaderboard.tables import READING
 from stable_forgetting.benchmarks.report import html
 from stable_forgetting.benchmarks.report.files import write_files
-from stable_forgetting.benchmarks.report.section import (
-    Detail,
-    Details,
-    Picture,
-    Section,
-    Table,
-)
+from stable_forgetting.benchmarks.report.section import Detail, Details, Picture, Section, Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board, read_report
 from stable_forgetting.benchmarks.sharing import versus
 from stable_forgetting.benchmarks.sharing.front import INDEX, ORIGINS, Page, lists
@@ -138,15 +132,11 @@ def _linked(report: Sequence[Section], data: Mapping[str, Any]) -> list[Section]
 
 
 def _details(data: Mapping[str, Any]) -> Details:
-    settings = data.get("settings", {})
-    return Details(
-        tuple(
-            row_detail(
-                data["suite"], row["row"], row["method"], settings.get(row["row"]), row["seeds"]
-            )
-            for row in _made(data)
-        )
-    )
+    suite, settings, details = data["suite"], data.get("settings", {}), []
+    for row in _made(data):
+        own = settings.get(row["row"])
+        details.append(row_detail(suite, row["row"], row["method"], own, row["seeds"]))
+    return Details(tuple(details))
 
 
 def _made(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
