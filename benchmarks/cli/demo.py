@@ -30,7 +30,7 @@ from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.run import execute
 from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples
 from stable_forgetting.benchmarks.leaderboard.tables import narrow_table
-from stable_forgetting.benchmarks.report.section import Sample, Section, Table, table
+from stable_forgetting.benchmarks.report.section import Sample, Section, table
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
@@ -97,13 +97,9 @@ def _show_brief(
     if board.complete and whole:
         text = BENCHMARKS[suite.spec.benchmark].modality != "vision"
         chosen = write_samples(board, runtime, PAGE_TEXTS if text else PAGE_IMAGES)
-        few = [only(sample, (*REFERENCES, *methods)) for sample in chosen]
+        rows = (*REFERENCES, *methods)
+        few = [replace(one, answers={row: one.answers[row] for row in rows}) for one in chosen]
         show(console, [text_section(few[:TEXTS]) if text else image_section(few[:IMAGES])])
-
-
-def only(sample: Sample, rows: Sequence[str]) -> Sample:
-    """A sample with the answers of some rows."""
-    return replace(sample, answers={row: sample.answers[row] for row in rows})
 
 
 def brief_section(board: Leaderboard) -> Section:
@@ -113,19 +109,14 @@ def brief_section(board: Leaderboard) -> Section:
     words = {row.verdict.word for row in methods if row.verdict}
     lines = [f"+ and -: the difference to Retrain. {board.rule.title}: the mean difference."]
     if words <= {"undecided", "untested"}:
-        content = without_marks(content)
+        unmarked = ((cell.removesuffix("?").rstrip() for cell in row) for row in content.rows)
+        content = replace(content, rows=tuple(map(tuple, unmarked)))
         few = f"{len(spec.seeds)} seed{'s' * (len(spec.seeds) > 1)}"
         lines.append(
             f"{few}: too few to test whether a row is different from a retrained model, so no "
             "row is marked."
         )
     return Section(spec.title, tuple(lines), content)
-
-
-def without_marks(content: Table) -> Table:
-    """A table without the mark of a row that is neither different nor indistinguishable."""
-    rows = tuple(tuple(cell.removesuffix("?").rstrip() for cell in row) for row in content.rows)
-    return replace(content, rows=rows)
 
 
 def image_section(chosen: Sequence[Sample]) -> Section:
@@ -159,12 +150,9 @@ def clipped(text: str, width: int = 76) -> str:
 
 
 def look_lines(name: str, store: Path, given: Path) -> Iterator[str]:
-    """Where the pictures lie, and commands that work as printed.
+    """Where a suite's pictures lie in ``store``, and commands that work as printed.
 
-    Args:
-        name: Of the suite whose report is shown.
-        store: The store's folder.
-        given: The same as it was given.
+    ``given`` is the store's folder as the user wrote it.
     """
     kept = f" --store {given}" if given != STORE else ""
     events = short_path(store / "tensorboard" / name / "summary")
