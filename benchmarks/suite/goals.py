@@ -30,11 +30,7 @@ class SuiteProbe:
 
 
 def make_probes(spec: Suite, origin: str) -> dict[str, SuiteProbe]:
-    """Name -> probe.
-
-    Raises:
-        ConfigError: An unknown probe or setting, or one for models of another modality.
-    """
+    """Name -> probe."""
     modality = BENCHMARKS[spec.benchmark].modality
     probes = {}
     for name, given in spec.probes.items():

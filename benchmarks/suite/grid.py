@@ -131,11 +131,7 @@ class GridRow:
 def grid_row(
     grid: Grid, label: str, *, method: str, preset: str | None, params: Mapping[str, Any], file: str
 ) -> GridRow:
-    """The grid of one row, without the suite's defaults.
-
-    Raises:
-        ConfigError: The method has no such axes, or the row sets what the grid varies.
-    """
+    """The grid of one row, without the suite's defaults."""
     own, config = grid.rows.get(label, Axes()), METHODS[method].Config
     for needed in ("lr", "steps", "evaluate_every"):
         if needed not in config.model_fields:

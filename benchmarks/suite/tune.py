@@ -234,11 +234,7 @@ def _identity(draw: Draw) -> str:
 def search_of(
     tune: Tune, label: str, *, method: str, preset: str | None, params: Mapping[str, Any], file: str
 ) -> Search:
-    """The search of one row: its own grid or space, or the default one.
-
-    Raises:
-        ConfigError: There is neither.
-    """
+    """The search of one row: its own grid or space, or the default one."""
     for name in (label, "default"):
         if name in tune.grids:
             lists = METHODS[method].Config.by_field(tune.grids[name])
