@@ -11,8 +11,10 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from html import unescape
 from pathlib import Path
@@ -177,6 +179,33 @@ def spawn() -> Callable[..., subprocess.Popen]:
         )
 
     return start
+
+
+@pytest.fixture(scope="session")
+def kill_at_checkpoint() -> Callable[..., list[str]]:
+    """Kills a process (and its ``workers``) at a stage's first checkpoint; ids of its children."""
+
+    def kill(
+        process: subprocess.Popen, store: Path, stage: Stage, *, workers: bool = False
+    ) -> list[str]:
+        checkpoint = StageStore(store).scratch(stage.kind, stage.key) / "checkpoint.safetensors"
+        limit = time.monotonic() + 240
+        while not checkpoint.is_file():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < limit, "no checkpoint appeared"
+            time.sleep(0.002)
+        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        children = listed.read_text().split() if listed.exists() else []
+        process.kill()
+        for child in children if workers else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+        assert StageStore(store).done(stage.kind, stage.key) is None, "too late: it was complete"
+        return children
+
+    return kill
 
 
 @pytest.fixture(scope="session")

@@ -154,13 +154,16 @@ def apply(order: Order, plugin: Plugins = None) -> None:
     missing = ", ".join(name for name, value in needed.items() if not value)
     if order.convert is not None and given:
         raise ConfigError(f"apply: --convert only makes a folder; leave {given} out")
-    if order.convert is not None:
-        _convert(order)
-        return
-    if missing:
+    if order.convert is None and missing:
         raise ConfigError(f"apply: give {missing}; or --convert FILE")
-    register_all(plugin)
-    _apply(order)
+    if order.convert is not None:
+        names = tuple(filter(None, (order.label_names or "").split(",")))
+        options = {key: getattr(order, key) for key in ("arch", "image_size")}
+        for line in convert(order.convert, order.out, label_names=names, **options):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    else:
+        register_all(plugin)
+        _apply(order)
 
 
 def _apply(order: Order) -> None:
@@ -186,18 +189,3 @@ def _apply(order: Order) -> None:
         console.print(TRY, highlight=False, markup=False)
         if strict:
             raise typer.Exit(3)
-
-
-def _convert(order: Order) -> None:
-    """Makes a folder for --model of pickled weights."""
-    assert order.convert is not None
-    names = tuple(filter(None, (order.label_names or "").split(",")))
-    lines = convert(
-        order.convert,
-        order.out,
-        arch=order.arch,
-        image_size=order.image_size,
-        label_names=names,
-    )
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,15 +13,14 @@ from rich.markup import escape
 
 from stable_forgetting.benchmarks.apply.attacked import attack_given
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
-from stable_forgetting.benchmarks.audits.cost import Cost, costs, time_line
+from stable_forgetting.benchmarks.audits.cost import costs, time_line
 from stable_forgetting.benchmarks.audits.derive import AuditReport
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
 from stable_forgetting.benchmarks.audits.report import report_json, sections
-from stable_forgetting.benchmarks.cli.attackers import Budget, Given, ShadowOptions
 from stable_forgetting.benchmarks.cli.command import command
-from stable_forgetting.benchmarks.cli.options import STORE, Machine, Pool, Selection, console
+from stable_forgetting.benchmarks.cli.options import STORE, Machine, Selection, Workers, console
 from stable_forgetting.benchmarks.cli.report import show_shipped
-from stable_forgetting.benchmarks.cli.session import executing, finish, watching
+from stable_forgetting.benchmarks.cli.session import finish, working
 from stable_forgetting.benchmarks.pipeline.schedule import run_suite
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.cells import duration
@@ -40,6 +39,92 @@ from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
 
+@dataclass(frozen=True)
+class ShadowOptions:
+    """Which models attacks over many models need."""
+
+    shadows: Annotated[
+        int,
+        typer.Option(help="Train N further models per row and seed; prints the cost first.", min=0),
+    ] = 0
+    design: Annotated[
+        str, typer.Option(help="Shadows: fixed (one forget set) or halves (random halves).")
+    ] = "fixed"
+    originals: Annotated[
+        int, typer.Option(help="Different Originals under fixed shadows; 0: one each.", min=0)
+    ] = 0
+    yes: Annotated[bool, typer.Option("--yes", help="Train them, after the cost was printed.")] = (
+        False
+    )
+
+    def population(self) -> Shadows | None:
+        """The shadows to train; None without any."""
+        if self.design not in ("fixed", "halves"):
+            raise ConfigError(f"--design {self.design}: choose fixed or halves")
+        if self.shadows == 0:
+            return None
+        if self.shadows < 2:
+            raise ConfigError("--shadows 1: a distribution needs two models or more")
+        if self.originals and self.design == "halves":
+            raise ConfigError("--originals: halves need an Original each; leave it out")
+        return Shadows(self.shadows, self.design, self.originals or None)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model of the user's, with the models and samples that it is attacked beside and with."""
+
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Attack this model instead: folder, or hub id of a text one."),
+    ] = None
+    original: Annotated[
+        Path | None, typer.Option(help="With --model: the model before unlearning.")
+    ] = None
+    retrained: Annotated[
+        list[Path] | None,
+        typer.Option(help="With --model: one or two models that never saw the forgotten."),
+    ] = None
+    forget: Annotated[Path | None, typer.Option(help="With --model: what was forgotten.")] = None
+    retain: Annotated[Path | None, typer.Option(help="With --model: what was kept.")] = None
+    test: Annotated[Path | None, typer.Option(help="With --model: what no model saw.")] = None
+
+    def suspects(self) -> tuple[dict[str, Path], dict[str, Path]]:
+        """Label -> model, and role -> samples."""
+        needed = {name: getattr(self, name) for name in ("model", "original", "forget", "retain")}
+        missing = ", ".join(f"--{name}" for name, value in needed.items() if value is None)
+        if missing:
+            raise ConfigError(f"attack --model: give {missing}")
+        retrained = self.retrained or []
+        if len(retrained) > 2:
+            raise ConfigError("--retrained: give one or two")
+        models = {"model": self.model, "original": self.original}
+        models |= dict(zip(("retrain", "retrain-2"), retrained, strict=False))
+        samples = {"forget": self.forget, "retain": self.retain, "test": self.test}
+        return (
+            {label: path for label, path in models.items() if path},
+            {role: path for role, path in samples.items() if path},
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How strong the attacker is."""
+
+    samples: Annotated[
+        int | None, typer.Option(help="Samples, draws or shots that the attacker has.", min=1)
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(help="Optimizer steps that the attacker takes at most.", min=1)
+    ] = None
+
+    def settings(self, name: str) -> dict[str, int]:
+        """Those of an attack that takes them."""
+        cls = AUDITS[name]
+        known = cls.budget if issubclass(cls, ModelAudit) else {}
+        return {known[key]: value for key, value in vars(self).items() if value and key in known}
+
+
 @command(
     "unlearn attack --list",
     "unlearn attack digits-class",
@@ -53,13 +138,13 @@ from stable_forgetting.common.store.stages import StageStore
 def attack(
     machine: Machine,
     selection: Selection,
-    pool: Pool,
     population: ShadowOptions,
     given: Given,
     budget: Budget,
     suite: Annotated[
         str | None, typer.Argument(help="Suite name, YAML file, or the record.json of one run.")
     ] = None,
+    workers: Workers = 0,
     list_: Annotated[bool, typer.Option("--list", help="Formulas, sources and costs.")] = False,
     attacks: Annotated[
         str | None, typer.Option(help="Only these attacks, comma-separated.")
@@ -99,12 +184,14 @@ def attack(
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
-        missing = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
-        show_shipped(resolved.name, missing, under="Attacks")
+        lacking = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
+        show_shipped(resolved.name, lacking, under="Attacks")
         return
-    with executing(runtime, pool) as executor:
-        how = (runtime, pool, executor)
-        failed = _work(planner, chosen, shadows, yes=population.yes, how=how)
+    missing, probes = _missing(planner, chosen, shadows), planner.probe_plan(chosen)
+    if missing and not population.yes:
+        console.print("Nothing was trained. Add --yes to train this.")
+    plans = [*(missing if population.yes else ()), *([probes] if probes.results else ())]
+    failed = _run(plans, runtime, workers)
     if not failed and processes.is_main():
         _report(planner, chosen, shadows)
     finish(failed)
@@ -124,8 +211,7 @@ def _attack_given(given: Given, machine: Machine, chosen: Mapping[str, Audit]) -
 
 def _list(only: str | None) -> None:
     """Every attack with its tier, formula and source."""
-    names = only.split(",") if only else AUDITS.names()
-    for name in names:
+    for name in only.split(",") if only else AUDITS.names():
         cls = AUDITS[name.strip()]
         info = cls.info
         console.print(
@@ -143,16 +229,10 @@ def _list(only: str | None) -> None:
 def choose(
     audits: str | None, minutes: bool, settings: Sequence[str], budget: Budget
 ) -> dict[str, Audit]:
-    """The attacks of a command line, with their configs.
-
-    Raises:
-        ConfigError: An unknown audit or setting.
-    """
-    classes = {name: AUDITS[name] for name in AUDITS.names()}
-    if audits is not None:
-        names = [name.strip() for name in audits.split(",")]
-        classes = {name: AUDITS[name] for name in names}
-    else:
+    """The attacks of a command line, with their configs."""
+    names = AUDITS.names() if audits is None else [name.strip() for name in audits.split(",")]
+    classes = {name: AUDITS[name] for name in names}
+    if audits is None:
         unasked = Sequential if minutes else (Sequential, ModelAudit)
         classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}
     given: dict[str, Any] = apply_overrides({}, settings, "--with")
@@ -202,15 +282,10 @@ def _target(suite: str, store: Path, selection: Selection) -> tuple[ResolvedSuit
     return resolved, where[2] if inside and store == STORE else store
 
 
-def _work(
-    planner: AuditPlanner,
-    audits: Mapping[str, Audit],
-    shadows: Shadows | None,
-    *,
-    yes: bool,
-    how: tuple[Runtime, Pool, Executor],
-) -> dict[str, str]:
-    """Runs the stages that are missing; returns what failed."""
+def _missing(
+    planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None
+) -> list[Plan]:
+    """The trainings that attacks need and the store lacks, after their cost was printed."""
     streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
     plans = [planner.stream_plan(count) for count in streams]
     plans += [] if shadows is None else [planner.shadow_plan(shadows)]
@@ -218,42 +293,38 @@ def _work(
     for plan in missing:
         planner.check_trainable()
         _print_cost(planner, plan)
-        if yes:
-            failed = _run(plan, how)
+    return missing
+
+
+def _run(plans: Sequence[Plan], runtime: Runtime, workers: int) -> dict[str, str]:
+    """Runs plans one after the other, up to the first in which something failed; what failed."""
+    failed: dict[str, str] = {}
+    with working(runtime, workers) as (executor, watching):
+        for plan in plans:
             if failed:
-                return failed
-    if missing and not yes:
-        console.print("Nothing was trained. Add --yes to train this.")
-    probes = planner.probe_plan(audits)
-    return _run(probes, how) if probes.results else {}
-
-
-def _run(plan: Plan, how: tuple[Runtime, Pool, Executor]) -> dict[str, str]:
-    runtime, pool, executor = how
-    with watching(f"{plan.suite.name} attacks", runtime, pool) as display:
-        execution = run_suite(
-            plan.suite,
-            runtime,
-            executor,
-            watcher=display,
-            planner=lambda *_: plan,
-            live_events=False,
-        )
-    return execution.failed
+                break
+            with watching(f"{plan.suite.name} attacks") as display:
+                made = run_suite(
+                    *(plan.suite, runtime, executor),
+                    watcher=display,
+                    planner=lambda *_, plan=plan: plan,
+                    live_events=False,
+                )
+            failed |= made.failed
+    return failed
 
 
 def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
     priced = costs(plan, planner.store, list(planner.base.stages()))
     open_ = [f"{x}: its tuning is not finished: left out" for x in dict.fromkeys(plan.waiting)]
+    rows = []
+    for cost in priced:
+        disk = "?" if cost.megabytes is None else f"{cost.megabytes:.3g} MB"
+        about = "?" if cost.seconds is None else duration(cost.seconds)
+        rows.append([cost.kind, str(cost.planned), str(cost.missing), cost.length, about, disk])
     heads = ["stages", "planned", "missing", "length of one", "about", "disk"]
-    content = table(heads, [_cost_row(cost) for cost in priced], words=True)
+    content = table(heads, rows, words=True)
     show(console, [Section("To be trained", (time_line(priced), *open_), content)])
-
-
-def _cost_row(cost: Cost) -> list[str]:
-    disk = "?" if cost.megabytes is None else f"{cost.megabytes:.3g} MB"
-    about = "?" if cost.seconds is None else duration(cost.seconds)
-    return [cost.kind, str(cost.planned), str(cost.missing), cost.length, about, disk]
 
 
 def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:

@@ -38,7 +38,7 @@ def _options(
 F = TypeVar("F", bound=Callable[..., None])
 
 
-def command(*examples: str, name: str | None = None) -> Callable[[F], F]:
+def command(*examples: str) -> Callable[[F], F]:
     """Registers a function as a command whose help ends with examples.
 
     A parameter whose type is a dataclass stands for a group of options: each of its fields becomes
@@ -47,7 +47,7 @@ def command(*examples: str, name: str | None = None) -> Callable[[F], F]:
     head = "Example" if len(examples) == 1 else "Examples"
 
     def register(function: F) -> F:
-        app.command(name, epilog=f"{head}:  {'  ·  '.join(examples)}")(_flat(function))
+        app.command(epilog=f"{head}:  {'  ·  '.join(examples)}")(_flat(function))
         return function
 
     return register

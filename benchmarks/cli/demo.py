@@ -18,7 +18,6 @@ from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import (
     STORE,
     Machine,
-    Pool,
     Selection,
     Store,
     Threads,
@@ -26,14 +25,13 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
 )
 from stable_forgetting.benchmarks.cli.run import short_path, show_board
-from stable_forgetting.benchmarks.cli.session import executing, finish, watching
+from stable_forgetting.benchmarks.cli.session import finish, working
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.run import execute
 from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples
 from stable_forgetting.benchmarks.leaderboard.tables import narrow_table
-from stable_forgetting.benchmarks.report.section import Sample, Section, Table, table
+from stable_forgetting.benchmarks.report.section import Sample, Section, table
 from stable_forgetting.benchmarks.report.terminal import show
-from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.benchmark import Runtime
@@ -41,7 +39,21 @@ from stable_forgetting.common.protocol.benchmark import Runtime
 IMAGES, PAGE_IMAGES = 6, 100
 TEXTS, PAGE_TEXTS = 3, 12
 """Samples on the screen, and on the page of samples."""
+FEWER = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
 SHORTER = ["protocol.train.epochs=30", "protocol.minimum_train_accuracy=95"]
+Choice = tuple[list[str] | None, str | None, str | None]
+"""Settings, seeds and rows."""
+WHOLE: dict[str, Choice] = {
+    "digits-class": (None, "1,2,3", f"ascent,gd_tanh,gd_ul,{FEWER}"),
+    "digits-random": (None, "1,2,3", FEWER),
+    "authors": (None, "1,2,3", None),
+    "tdec-notes": (None, None, None),
+}
+BRIEF: dict[str, Choice] = {
+    "digits-class": (SHORTER, "1,2", "finetune,ascent,gd,gd_sine"),
+    "authors": (None, "1", "gd,npo_gdr,gd_lora,gd_sine"),
+}
+"""Suites of the long and of the short demo."""
 
 
 @command("unlearn demo", "unlearn demo --full")
@@ -55,13 +67,14 @@ def demo(
 ) -> None:
     """Real digits and invented authors: two leaderboards, and what each model still knows."""
     started = time.monotonic()
-    runtime, pool = Machine(store, device="cpu", threads=threads).runtime(), Pool(workers)
-    suites = _all_suites(store) if full else _few_suites(store)
+    runtime = Machine(store, device="cpu", threads=threads).runtime()
+    chosen = WHOLE if full else BRIEF
+    suites = [Selection(*choice).suite(name, store) for name, choice in chosen.items()]
     failed: dict[str, str] = {}
     shown = ("finetune", "gd_sine"), ("npo_gdr", "gd_sine")
-    with executing(runtime, pool) as executor:
+    with working(runtime, workers) as (executor, watching):
         for number, suite in enumerate(suites):
-            watched = partial(watching, suite.name, runtime, pool)
+            watched = partial(watching, suite.name)
             board, failed_here = execute(suite, runtime, executor, watched)
             failed |= failed_here
             if full:
@@ -75,24 +88,6 @@ def demo(
     finish(failed)
 
 
-def _all_suites(store: Path) -> list[ResolvedSuite]:
-    fewer = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
-    one_class = Selection(None, "1,2,3", "ascent,gd_tanh,gd_ul," + fewer)
-    random, authors = Selection(None, "1,2,3", fewer), Selection(None, "1,2,3")
-    return [
-        one_class.suite("digits-class", store),
-        random.suite("digits-random", store),
-        authors.suite("authors", store),
-        Selection().suite("tdec-notes", store),
-    ]
-
-
-def _few_suites(store: Path) -> list[ResolvedSuite]:
-    digits = Selection(SHORTER, "1,2", "finetune,ascent,gd,gd_sine")
-    authors = Selection(None, "1", "gd,npo_gdr,gd_lora,gd_sine")
-    return [digits.suite("digits-class", store), authors.suite("authors", store)]
-
-
 def _show_brief(
     board: Leaderboard, runtime: Runtime, methods: tuple[str, str], *, whole: bool
 ) -> None:
@@ -102,13 +97,9 @@ def _show_brief(
     if board.complete and whole:
         text = BENCHMARKS[suite.spec.benchmark].modality != "vision"
         chosen = write_samples(board, runtime, PAGE_TEXTS if text else PAGE_IMAGES)
-        few = [only(sample, (*REFERENCES, *methods)) for sample in chosen]
+        rows = (*REFERENCES, *methods)
+        few = [replace(one, answers={row: one.answers[row] for row in rows}) for one in chosen]
         show(console, [text_section(few[:TEXTS]) if text else image_section(few[:IMAGES])])
-
-
-def only(sample: Sample, rows: Sequence[str]) -> Sample:
-    """A sample with the answers of some rows."""
-    return replace(sample, answers={row: sample.answers[row] for row in rows})
 
 
 def brief_section(board: Leaderboard) -> Section:
@@ -118,19 +109,14 @@ def brief_section(board: Leaderboard) -> Section:
     words = {row.verdict.word for row in methods if row.verdict}
     lines = [f"+ and -: the difference to Retrain. {board.rule.title}: the mean difference."]
     if words <= {"undecided", "untested"}:
-        content = without_marks(content)
+        unmarked = ((cell.removesuffix("?").rstrip() for cell in row) for row in content.rows)
+        content = replace(content, rows=tuple(map(tuple, unmarked)))
         few = f"{len(spec.seeds)} seed{'s' * (len(spec.seeds) > 1)}"
         lines.append(
             f"{few}: too few to test whether a row is different from a retrained model, so no "
             "row is marked."
         )
     return Section(spec.title, tuple(lines), content)
-
-
-def without_marks(content: Table) -> Table:
-    """A table without the mark of a row that is neither different nor indistinguishable."""
-    rows = tuple(tuple(cell.removesuffix("?").rstrip() for cell in row) for row in content.rows)
-    return replace(content, rows=rows)
 
 
 def image_section(chosen: Sequence[Sample]) -> Section:
@@ -164,12 +150,9 @@ def clipped(text: str, width: int = 76) -> str:
 
 
 def look_lines(name: str, store: Path, given: Path) -> Iterator[str]:
-    """Where the pictures lie, and commands that work as printed.
+    """Where a suite's pictures lie in ``store``, and commands that work as printed.
 
-    Args:
-        name: Of the suite whose report is shown.
-        store: The store's folder.
-        given: The same as it was given.
+    ``given`` is the store's folder as the user wrote it.
     """
     kept = f" --store {given}" if given != STORE else ""
     events = short_path(store / "tensorboard" / name / "summary")

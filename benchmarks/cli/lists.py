@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from stable_forgetting.benchmarks.cli.options import console
@@ -36,8 +36,6 @@ GROUPS = {
 WIDEST = 120
 """Characters of a line of a family."""
 LISTS = ("methods", "suites", "sweeps", "benchmarks")
-
-
 Family = tuple[str, list[str], bool]
 """The words that the names of some suites begin with, the names, and whether they need a GPU."""
 
@@ -53,35 +51,37 @@ def show_lists(what: str | None, words: str | None, store: Path) -> None:
     if what in (None, "suites") and not words:
         _show_families(store)
         return
-    suites = []
+    heads = ["name", "what it is"]
+    if what in (None, "suites"):
+        _show_found("Suites", ["suite", "needs", "time", "what it measures"], _suites(store), words)
+        console.print(TIMES, style="dim", highlight=False)
+    if what in (None, "sweeps"):
+        _show_found("Sweeps", ["suite", "what it asks"], sweeps().items(), words)
+    if what in (None, "methods"):
+        _show_found("Methods", heads, ((e.name, e.summary) for e in METHODS), words)
+    if what in (None, "benchmarks"):
+        _show_found("Benchmarks", heads, ((e.name, e.summary) for e in BENCHMARKS), words)
+    if what in (None, "methods"):
+        crossed = ((f"METHOD_{name}", preset.through) for name, preset in PRESETS.items())
+        title = "Any method with an adapter, through"
+        _show_found(title, ["name", "what is trained"], crossed, words)
+
+
+def _suites(store: Path) -> Iterator[Sequence[str]]:
     for name in suite_names():
         data = read_suite(name)[1]
         needed = ", ".join(needs(data)) or "nothing"
-        suites.append([name, needed, _time([name], store), str(data.get("title", ""))])
-    suites += [
-        [name, "as its suites", _time(of, store), ", ".join(of)]
-        for name, of in suite_groups().items()
-    ]
-    methods, known = ([[e.name, e.summary] for e in every] for every in (METHODS, BENCHMARKS))
-    crossed = [[f"METHOD_{name}", preset.through] for name, preset in PRESETS.items()]
-    heads = ["name", "what it is"]
-    for name, title, own, rows in (
-        ("suites", "Suites", ["suite", "needs", "time", "what it measures"], suites),
-        ("sweeps", "Sweeps", ["suite", "what it asks"], [[*each] for each in sweeps().items()]),
-        ("methods", "Methods", heads, methods),
-        ("benchmarks", "Benchmarks", heads, known),
-        ("methods", "Any method with an adapter, through", ["name", "what is trained"], crossed),
-    ):
-        if what in (None, name):
-            _show_found(title, own, rows, words)
-        if title == "Suites" and what in (None, name):
-            console.print(TIMES, style="dim", highlight=False)
+        yield name, needed, _time([name], store), str(data.get("title", ""))
+    for name, of in suite_groups().items():
+        yield name, "as its suites", _time(of, store), ", ".join(of)
 
 
-def _show_found(title: str, heads: list[str], rows: list[list[str]], words: str | None) -> None:
+def _show_found(
+    title: str, heads: list[str], rows: Iterable[Sequence[str]], words: str | None
+) -> None:
     """The rows with all words; where there are none, a line that says so."""
     wanted = (words or "").lower().split()
-    found = [row for row in rows if all(word in " ".join(row).lower() for word in wanted)]
+    found = [[*row] for row in rows if all(word in " ".join(row).lower() for word in wanted)]
     if found or not words:
         show_words(title, heads, found)
     else:
@@ -163,8 +163,7 @@ def families_of(names: Sequence[str]) -> dict[str, list[Family]]:
 def _stem(names: Sequence[str]) -> str:
     """The words that all names begin with."""
     columns = zip(*(name.split("-") for name in names), strict=False)
-    same = itertools.takewhile(lambda words: len({*words}) == 1, columns)
-    return "-".join(words[0] for words in same)
+    return "-".join(c[0] for c in itertools.takewhile(lambda words: len({*words}) == 1, columns))
 
 
 def _time(names: Sequence[str], store: Path) -> str:

@@ -23,19 +23,9 @@ from stable_forgetting.benchmarks.cli import (  # noqa: F401
 from stable_forgetting.benchmarks.cli.command import app
 from stable_forgetting.benchmarks.cli.options import console, print_error
 from stable_forgetting.common.base import processes, stopping
-from stable_forgetting.common.base.errors import ConfigError, UserError, system_line
+from stable_forgetting.common.base.errors import UserError, system_line
 
 logger = logging.getLogger(__name__)
-RETIRED = {
-    "audit": "attack {0}",
-    "convert": "apply --convert FILE --out FOLDER",
-    "ls": "show` or `unlearn show suites",
-    "map": "run SWEEP` (a sweep is a suite); all of them: `unlearn show sweeps",
-    "rehearse": "run {0} --rehearse",
-    "stage": "run {0} --stage {1}",
-    "versus": "compare FIRST,SECOND",
-}
-"""Command of former times -> how it is spelled now."""
 _INTERRUPTED = 130
 """What Typer makes of an interruption."""
 _USAGE: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
@@ -49,7 +39,6 @@ def main() -> None:
     try:
         processes.forget_cluster()
         console.quiet = not processes.is_main()
-        _refuse_retired(sys.argv[1:])
         with stopping.listening():
             code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         processes.disconnect()
@@ -74,14 +63,6 @@ def main() -> None:
         print_error("interrupted; what is complete is kept, run again to continue")
         code = stopping.exit_code()
     sys.exit(code)
-
-
-def _refuse_retired(words: list[str]) -> None:
-    """Names the new spelling of a command that is no more."""
-    if words and words[0] in RETIRED:
-        given = [word for word in words[1:] if not word.startswith("-")]
-        spelling = RETIRED[words[0]].format(*given, *["SUITE", "KEY"][len(given) :])
-        raise ConfigError(f"{words[0]} is no longer a command; use `unlearn {spelling}`")
 
 
 def _log_level() -> str:

@@ -112,14 +112,6 @@ class Machine:
         )
 
 
-@dataclass(frozen=True)
-class Pool:
-    """Who runs the stages; the option ``--executor`` of earlier versions names its mend."""
-
-    workers: Workers = 0
-    executor: Annotated[str, typer.Option("--executor", hidden=True)] = ""
-
-
 def register_all(plugins: list[str] | None) -> None:
     """Registers what is built in, installed, and given as files."""
     from stable_forgetting import benchmarks  # noqa: F401 - registers

@@ -63,11 +63,7 @@ class Wanted:
     set_: Overrides = None
 
     def probes(self, data_root: Path | None) -> list[TextProbe]:
-        """The probes with their settings.
-
-        Raises:
-            ConfigError: A probe, a setting or a task is not known.
-        """
+        """The probes with their settings."""
         tasks = None if self.tasks is None else [t.strip() for t in self.tasks.split(",")]
         usual = "lm_eval" if set(tasks or ()) - set(TASKS) else "reasoning"
         names = list(dict.fromkeys(self.probe or [usual]))
@@ -76,13 +72,11 @@ class Wanted:
             raise ConfigError(f"--set {key}: is none of the probes {', '.join(names)}; write one")
         if tasks is not None and not any("tasks" in PROBES[n].Config.model_fields for n in names):
             raise ConfigError(f"--tasks: {', '.join(names)} have none; add --probe {usual}")
+        shared = {key: v for key, v in (("tasks", tasks), ("limit", self.limit)) if v is not None}
         probes = []
         for name in names:
             fields = PROBES[name].Config.model_fields
-            shared = {"tasks": tasks, "limit": self.limit}
-            given: dict[str, Any] = {
-                k: v for k, v in shared.items() if v is not None and k in fields
-            }
+            given: dict[str, Any] = {key: v for key, v in shared.items() if key in fields}
             if name == "reasoning" and data_root is None:
                 given["data"] = "hub"
             asked = {**given, **(settings.get(name) or {})}
@@ -132,12 +126,8 @@ def probe(
 def to_json(made: Sequence[tuple[TextProbe, Evaluation]]) -> dict[str, Any]:
     """Probe -> its settings, rows, notes and metrics."""
     return {
-        each.name: {
-            "config": canonical(each.config),
-            "rows": measured.rows,
-            "notes": measured.notes,
-            "metrics": measured.metrics,
-        }
+        each.name: {"config": canonical(each.config)}
+        | {key: getattr(measured, key) for key in ("rows", "notes", "metrics")}
         for each, measured in made
     }
 

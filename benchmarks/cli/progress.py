@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.benchmarks.cli.remaining import Remaining, words
+from stable_forgetting.benchmarks.audits.cost import group, length, seconds_of
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
-from stable_forgetting.benchmarks.pipeline.position import Position, read_position
+from stable_forgetting.benchmarks.pipeline.position import Pace, Position, read_position
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
+from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.errors import Damaged
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
@@ -24,17 +28,16 @@ LOOK = 1.0
 """Seconds between two looks at the trainings."""
 PATIENCE = 600.0
 """Seconds after which lines off a terminal come half as often as at first."""
+TRAINED = "of all trainings"
+SHORT = 0.1
+"""Of the shortest training: what a stage that trains nothing takes as long as none was seen."""
 
 
 class Display:
     """A :class:`benchmarks.pipeline.schedule.Watcher`.
 
-    Args:
-        console: A Rich console; bars appear only if it is a terminal.
-        title: Shown before the bar.
-        store: Where the stages are kept.
-        workers: How many run at once.
-        every: Off a terminal, seconds between lines at first.
+    On a terminal (``console`` is Rich's) it shows bars, elsewhere a line every ``every`` seconds at
+    first.
     """
 
     def __init__(
@@ -148,20 +151,13 @@ class Display:
 
 
 class StepBar:
-    """One training's steps, loss and time left, on rank 0: a bar, or a line now and then.
-
-    Args:
-        console: A Rich console.
-        title: Shown before the bar.
-        every: Off a terminal, seconds between lines.
-    """
+    """One training's steps, loss and time left, on rank 0: a bar, or a line now and then."""
 
     def __init__(self, console: Any, title: str, every: float = 20.0):
         self._console, self._title, self._every = console, title, every
         self._bars: Any = None
         self._task: Any = None
-        self._spoke = self._began = time.monotonic()
-        self._first: int | None = None
+        self._spoke, self._pace = time.monotonic(), Pace()
 
     def __enter__(self) -> Progress | None:
         if not processes.is_main():
@@ -182,17 +178,15 @@ class StepBar:
         self._bars.update(self._task, completed=step, total=total, note=note)
 
     def _line(self, step: int, total: int, loss: float) -> None:
-        if time.monotonic() - self._spoke > self._every:
-            self._spoke = time.monotonic()
-            text = f"{self._title}: step {step}/{total} {self._note(step, total, loss)}"
+        note = self._note(step, total, loss)
+        if self._pace.now - self._spoke > self._every:
+            self._spoke = self._pace.now
+            text = f"{self._title}: step {step}/{total} {note}"
             self._console.print(text, highlight=False, markup=False)
 
     def _note(self, step: int, total: int, loss: float) -> str:
-        now = time.monotonic()
-        if self._first is None or step <= self._first:  # a method may train in several phases
-            self._first, self._began = step, now
-        at = Position(step, total, loss, now - self._began, step - self._first)
-        return " ".join(filter(None, [f"loss {number(loss)}", words(at.left)]))
+        left = words(self._pace.at(step, total, loss).left)
+        return " ".join(filter(None, [f"loss {number(loss)}", left]))
 
 
 def number(loss: float) -> str:
@@ -213,3 +207,81 @@ def _bars(console: Any) -> Any:
         console=console,
         transient=True,
     )
+
+
+# The time left ------------------------------------------------------------------------------------
+
+
+class Remaining:
+    """Seconds until a plan is complete, shared by the workers.
+
+    A stage is expected to take what others of its group (``unlearn gd_sine``) in the store took,
+    else what trainings took per epoch or step, else others of its kind.
+    """
+
+    def __init__(self, store: StageStore, workers: int):
+        self._store, self._workers = store, workers
+        self._missing: dict[str, Stage] = {}
+        self._took: dict[str, list[float]] = defaultdict(list)
+        self._unplanned = 0
+
+    def planned(self, plan: Plan, missing: Collection[str]) -> None:
+        """Takes a plan over: what is complete says how long it took."""
+        self._unplanned = plan.undrawn + len(plan.waiting) * len(plan.suite.spec.seeds)
+        self._missing, self._took = {}, defaultdict(list)
+        for stage in plan.stages():
+            if stage.key in missing:
+                self._missing[stage.key] = stage
+            else:
+                self.finished(stage)
+
+    def finished(self, stage: Stage) -> None:
+        """One stage is through."""
+        self._missing.pop(stage.key, None)
+        with contextlib.suppress(Damaged):  # whoever needs the stage finds out
+            seconds = seconds_of(self._store, stage)
+            if seconds is not None:
+                for name, scale in _groups(stage).items():
+                    self._took[name].append(seconds / scale)
+
+    def seconds(self, running: Mapping[str, tuple[float, float | None]]) -> float | None:
+        """Seconds to go; None where nothing is known yet.
+
+        Args:
+            running: Key of a stage -> seconds so far, and seconds left of its training.
+        """
+        known = dict(self._took)
+        for key, (spent, left) in running.items():
+            if left is not None and key in self._missing:
+                for name, scale in _groups(self._missing[key]).items():
+                    known.setdefault(name, [(spent + left) / scale])
+        if not known.get(TRAINED) and any(KINDS[s.kind].trains for s in self._missing.values()):
+            return None
+        short = SHORT * min(known.get(TRAINED, [0.0]))
+        total = self._unplanned * _mean(known.get("unlearn") or known.get(TRAINED, []))
+        for key, stage in self._missing.items():
+            spent, left = running.get(key, (0.0, None))
+            scales = _groups(stage).items()
+            expected = next((n * _mean(known[name]) for name, n in scales if name in known), short)
+            total += max(0.0, expected - spent) if left is None else left
+        return total / self._workers
+
+
+def _groups(stage: Stage) -> dict[str, int]:
+    """Names under which a stage's seconds are known, the nearest first -> their unit in it."""
+    count, unit = length(stage)
+    of_unit = {unit: max(1, count)} if unit else {}
+    trained = {TRAINED: 1} if KINDS[stage.kind].trains else {}
+    return {group(stage): 1, **of_unit, stage.kind: 1, **trained}
+
+
+def _mean(values: Collection[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def words(seconds: float | None) -> str:
+    """``~4 min left``, in steps that do not flicker; empty where nothing is known."""
+    if seconds is None:
+        return ""
+    step = 5 if seconds < 100 else 60 if seconds < 3600 else 360
+    return f"~{duration(max(step, step * round(seconds / step)))} left"

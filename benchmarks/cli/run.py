@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,14 +19,13 @@ from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import (
     STORE,
     Machine,
-    Pool,
     Selection,
     Store,
+    Workers,
     console,
 )
 from stable_forgetting.benchmarks.cli.progress import StepBar
-from stable_forgetting.benchmarks.cli.rehearse import rehearse_suites
-from stable_forgetting.benchmarks.cli.session import executing, finish, watching
+from stable_forgetting.benchmarks.cli.session import finish, working
 from stable_forgetting.benchmarks.costs.estimate import estimate_sections, estimates
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.events import export_samples, read_runs
@@ -37,11 +39,14 @@ from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.run import execute
 from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples
 from stable_forgetting.benchmarks.leaderboard.tuning import skipped_lines
-from stable_forgetting.benchmarks.pipeline.executors import prepare_worker
+from stable_forgetting.benchmarks.paper.rehearsals import full_suites, write_rehearsal
+from stable_forgetting.benchmarks.pipeline.executors import make_executor, prepare_worker
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import run_stage
 from stable_forgetting.benchmarks.pipeline.schedule import events_folder
 from stable_forgetting.benchmarks.pipeline.stage import Plan
+from stable_forgetting.benchmarks.rehearsal import work
+from stable_forgetting.benchmarks.rehearsal.suite import rehearsed
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
@@ -73,57 +78,53 @@ def plan(
     show(console, estimate_sections(estimates(resolved)))
 
 
-def _freeable_lines(suite: ResolvedSuite, store: StageStore) -> list[str]:
-    """What could be deleted, or why nobody knows."""
-    try:
-        unread = freeable(suite, store)
-    except UserError as error:
-        return [f"Stored weights: which of them are still needed is not known: {error}"]
-    return [f"Stored: {told(unread)}; run --free-weights deletes them."] if unread else []
-
-
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
     suite, stages = planned.suite, list(planned.stages())
     done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
-    listed = [
-        [stage.name, stage.kind, stage.key[:KEY_LENGTH], "done" if stage.key in done else ""]
-        for stage in stages
-    ]
-    counts = []
-    for kind in dict.fromkeys(stage.kind for stage in stages):
-        own = [stage for stage in stages if stage.kind == kind]
-        stored = sum(stage.key in done for stage in own)
-        counts.append([kind, str(len(own)), str(len(own) - stored), str(stored)])
-    text = [
-        f"{label}: not applicable ({reason}); it is not run"
-        for label, reason in planned.inapplicable.items()
-    ]
-    text += skipped_lines(suite)
+    kinds = Counter(stage.kind for stage in stages)
+    stored = Counter(stage.kind for stage in stages if stage.key in done)
+    counts = [[k, str(n), str(n - stored[k]), str(stored[k])] for k, n in kinds.items()]
+    by_kind = table(["kind", "planned", "to do", "stored"], counts)
+    text = tuple(_plan_lines(planned, store, complete=len(done) == len(stages)))
+    made = [Section(f"{suite.name}: {len(stages)} stages", text, by_kind)]
+    if keys:
+        listed = [
+            [stage.name, stage.kind, stage.key[:KEY_LENGTH], "done" if stage.key in done else ""]
+            for stage in stages
+        ]
+        content = table(["stage", "kind", "key", ""], listed, words=True)
+        made.insert(0, Section(suite.name, content=content))
+    return [*made, *([grid_section(suite)] if suite.spec.grid else ())]
+
+
+def _plan_lines(planned: Plan, store: StageStore, *, complete: bool) -> Iterator[str]:
+    """What a plan does not list: rows without stages, what follows, what it takes."""
+    suite = planned.suite
+    for label, reason in planned.inapplicable.items():
+        yield f"{label}: not applicable ({reason}); it is not run"
+    yield from skipped_lines(suite)
     if planned.undrawn:
-        text.append(
+        yield (
             f"Further rounds of tuning: {planned.undrawn} trial runs more, drawn from what those "
             "before have shown."
         )
     if planned.waiting and suite.spec.tune:
-        text.append(
+        yield (
             f"After tuning: {len(planned.waiting)} rows x {len(suite.spec.seeds)} seeds more "
             f"({', '.join(planned.waiting)})."
         )
     if suite.audits:
         models = "every row's best cell and of Retrain" if suite.spec.grid else "every model"
-        text.append(f"Then the attacks on {models}: {', '.join(suite.audits)}.")
-    if len(done) == len(stages):
-        text += _freeable_lines(suite, store)
+        yield f"Then the attacks on {models}: {', '.join(suite.audits)}."
+    if complete:
+        try:
+            if unread := freeable(suite, store):
+                yield f"Stored: {told(unread)}; run --free-weights deletes them."
+        except UserError as error:
+            yield f"Stored weights: which of them are still needed is not known: {error}"
     priced = costs(planned, store, ())
-    known = sum(cost.seconds or 0.0 for cost in priced if cost.missing)
-    if known >= SECONDS:
-        text.append(time_line(priced))
-    heads = ["stage", "kind", "key", ""]
-    by_stage = Section(suite.name, content=table(heads, listed, words=True))
-    by_kind = table(["kind", "planned", "to do", "stored"], counts)
-    title = f"{suite.name}: {len(stages)} stages"
-    of_grid = [grid_section(suite)] if suite.spec.grid else []
-    return [*([by_stage] if keys else ()), Section(title, tuple(text), by_kind), *of_grid]
+    if sum(cost.seconds or 0.0 for cost in priced if cost.missing) >= SECONDS:
+        yield time_line(priced)
 
 
 @dataclass(frozen=True)
@@ -196,8 +197,8 @@ def run(
     ],
     machine: Machine,
     selection: Selection,
-    pool: Pool,
     way: Way,
+    workers: Workers = 0,
 ) -> None:
     """Run what the store lacks of a suite, and print its leaderboard.
 
@@ -212,26 +213,34 @@ def run(
         raise ConfigError("--record: only a rehearsal is recorded; add --rehearse")
 
     if way.rehearse:
-        chosen = {name for name in context.params if _is_given(context, name)}
-        rehearse_suites(suite, selection, machine, chosen, way.record)
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        chosen = {name for name, source in sources.items() if source and source.name != "DEFAULT"}
+        _rehearse_suites(suite, selection, machine, chosen, way.record)
     elif way.stage is not None:
         _run_stage(suite, way.stage, selection, machine)
     else:
-        suites, runtime = selection.suites(suite, machine.store), machine.runtime()
-        trackers = _trackers(way.track)
-        if way.fresh:
-            _remove_rows(suites, [label.strip() for label in way.fresh.split(",")], runtime)
-        failed: dict[str, str] = {}
-        with executing(runtime, pool) as executor:
-            for each in suites:
-                watched = partial(watching, each.name, runtime, pool)
-                board, failed_here = execute(each, runtime, executor, watched)
-                failed |= failed_here
-                show_board(board, runtime, samples=way.samples)
-                _send(board, runtime, trackers)
-        if way.free_weights and processes.is_main():
-            _free_weights(suites, StageStore(runtime.store))
-        finish(failed)
+        _run_suites(selection.suites(suite, machine.store), machine.runtime(), way, workers)
+
+
+def _run_suites(suites: Sequence[ResolvedSuite], runtime: Runtime, way: Way, workers: int) -> None:
+    store, trackers = StageStore(runtime.store), _trackers(way.track)
+    if way.fresh and processes.is_main():
+        labels = [label.strip() for label in way.fresh.split(",")]
+        count = sum(remove_rows(suite, labels, store) for suite in suites)
+        console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
+    failed: dict[str, str] = {}
+    with working(runtime, workers) as (executor, watching):
+        for suite in suites:
+            watched = partial(watching, suite.name)
+            board, failed_here = execute(suite, runtime, executor, watched)
+            failed |= failed_here
+            show_board(board, runtime, samples=way.samples)
+            _send(board, runtime, trackers)
+    for suite in suites if way.free_weights and processes.is_main() else ():
+        weights = freeable(suite, store)
+        console.print(f"{suite.name}: deleting {told(weights)}", highlight=False)
+        free(weights, store)
+    finish(failed)
 
 
 def _trackers(given: str | None) -> list[str]:
@@ -250,41 +259,58 @@ def _send(board: Leaderboard, runtime: Runtime, trackers: Sequence[str]) -> None
             console.print(f"[bold]Tracker[/bold]      {len(runs)} runs sent to {name}")
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option stands on the command line or in the environment."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
-
-
 def _run_stage(suite: str, key: str, selection: Selection, machine: Machine) -> None:
     resolved, runtime = selection.suite(suite, machine.store), machine.runtime()
-    stages = list(make_plan(resolved, StageStore(runtime.store)).stages())
-    hits = [stage for stage in stages if stage.key.startswith(key)]
+    store = StageStore(runtime.store)
+    hits = [each for each in make_plan(resolved, store).stages() if each.key.startswith(key)]
     if len(hits) != 1:
         raise ConfigError(
             f"key '{key}' fits {len(hits)} stages of {resolved.name}; see: unlearn "
             f"plan {suite} --keys"
         )
-    StageStore(runtime.store).sweep()
+    (stage,) = hits
+    store.sweep()
     prepare_worker(runtime.threads, runtime.plugins)
-    events = events_folder(runtime, resolved.name, hits[0])
-    with StepBar(console, hits[0].name) as progress:
-        status = run_stage(hits[0], runtime, events=events, progress=progress)
-    console.print(f"{hits[0].name}: {status}", highlight=False)
+    events = events_folder(runtime, resolved.name, stage)
+    with StepBar(console, stage.name) as progress:
+        status = run_stage(stage, runtime, events=events, progress=progress)
+    console.print(f"{stage.name}: {status}", highlight=False)
 
 
-def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Runtime) -> None:
-    if not processes.is_main():
-        return
-    count = sum(remove_rows(suite, labels, StageStore(runtime.store)) for suite in suites)
-    console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
+def _rehearse_suites(
+    name: str, selection: Selection, machine: Machine, given: set[str], record: Path | None
+) -> None:
+    """Tries suites on the CPU and in a folder that is deleted; options that are ``given`` hold."""
+    if record is not None and (selection.only or selection.set_ or selection.seeds):
+        raise ConfigError("--record: a suite is rehearsed whole; leave --only, --set, --seeds out")
+    names = full_suites() if name == "full" else [name]
+    suites = [suite for each in names for suite in selection.suites(each, machine.store)]
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="unlearn-rehearsal-") as folder:
+        store = (machine.store if "store" in given else Path(folder)) / "rehearsals"
+        device = machine.device if "device" in given else "cpu"
+        machine = replace(machine, store=store, device=device)
+        for suite in suites:
+            started = time.process_time()
+            good = _rehearse(suite, machine.runtime())
+            failed |= not good
+            if good and record is not None:
+                write_rehearsal(record, suite, time.process_time() - started)
+    if failed:
+        raise typer.Exit(1)
 
 
-def _free_weights(suites: Sequence[ResolvedSuite], store: StageStore) -> None:
-    for suite in suites:
-        weights = freeable(suite, store)
-        console.print(f"{suite.name}: deleting {told(weights)}", highlight=False)
-        free(weights, store)
+def _rehearse(suite: ResolvedSuite, runtime: Runtime) -> bool:
+    """Whether all went well; prints the table.  Suites share what is equal in them."""
+    small, stand_in = rehearsed(suite, runtime, runtime.store / "stand-ins")
+    executor = make_executor(1, runtime.threads, runtime.plugins)
+    rows = []
+    for row in work.rehearse(small, runtime, executor):
+        rows.append(row)
+        line = f"{suite.name}: {row['row']}: {row['']} ({row['s']} s)"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    show(console, [work.section(suite.name, rows, stand_in.notes)])
+    return not any(map(work.failed, rows))
 
 
 def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -> None:

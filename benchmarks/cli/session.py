@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 
 import typer
 
-from stable_forgetting.benchmarks.cli.options import Pool, console, print_error
+from stable_forgetting.benchmarks.cli.options import console, print_error
 from stable_forgetting.benchmarks.cli.progress import Display
 from stable_forgetting.benchmarks.pipeline import executors
-from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import plugin_files
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
 
+Watching = Callable[[str], Display]
+"""Title -> the display around the running of a plan."""
 
-def executing(runtime: Runtime, pool: Pool) -> AbstractContextManager[Executor]:
+
+@contextmanager
+def working(runtime: Runtime, workers: int) -> Iterator[tuple[Executor, Watching]]:
     """One executor for all that a command runs; an interruption stops its workers."""
-    if pool.executor:
-        raise ConfigError(
-            f"--executor {pool.executor}: this option is gone; --workers 1 works in this process, "
-            "--workers N in N processes, and machines that share a --store divide the stages"
-        )
-    workers, cards = _workers(runtime, pool), executors.cards_of(runtime.device)
-    return executors.executing(workers, runtime.threads, plugin_files(), cards)
-
-
-def watching(title: str, runtime: Runtime, pool: Pool) -> Display:
-    """The display around the running of a plan."""
-    return Display(console, title, StageStore(runtime.store), _workers(runtime, pool))
-
-
-def _workers(runtime: Runtime, pool: Pool) -> int:
-    return pool.workers or default_workers(runtime.device)
+    count, store = workers or default_workers(runtime.device), StageStore(runtime.store)
+    cards = executors.cards_of(runtime.device)
+    with executors.executing(count, runtime.threads, plugin_files(), cards) as executor:
+        yield executor, lambda title: Display(console, title, store, count)
 
 
 def default_workers(device: str) -> int:

@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -18,7 +18,7 @@ from rich.markup import escape
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.lists import LISTS, show_lists, show_words
 from stable_forgetting.benchmarks.cli.options import STORE, Plugins, Store, console, register_all
-from stable_forgetting.benchmarks.costs.bounded import LayerCosts, layer_costs, sections
+from stable_forgetting.benchmarks.costs.bounded import layer_costs, sections
 from stable_forgetting.benchmarks.leaderboard.tuning import sources
 from stable_forgetting.benchmarks.machine.glossary import glossary, sections_of
 from stable_forgetting.benchmarks.paper.coverage import coverage_section
@@ -35,7 +35,7 @@ from stable_forgetting.benchmarks.suite.resolved import (
     protocol_table,
     resolved_table,
 )
-from stable_forgetting.benchmarks.suite.suite import close_to, find_suite, suite_names, sweeps
+from stable_forgetting.benchmarks.suite.suite import close_to, suite_names, sweeps
 from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
@@ -52,13 +52,6 @@ class Layer:
     rank: Annotated[int, typer.Option(help="Rank of --plan.", min=1)] = 8
     tokens: Annotated[int, typer.Option(help="Tokens per forward of --plan.", min=1)] = 4096
     placement: Annotated[str, typer.Option(help="Of --plan: mlp, attention or all.")] = "mlp"
-
-    def costs(self) -> LayerCosts | None:
-        """The costs; None without a model."""
-        if self.plan is None:
-            return None
-        sizes = {"rank": self.rank, "tokens": self.tokens}
-        return layer_costs(self.plan, placement=self.placement, **sizes)
 
 
 @command(
@@ -102,11 +95,10 @@ def show(
 
     Of a method: formula, source and defaults. Of a suite: what it says. bounded: the bounded layer.
     """
-    options = {"--plan": layer.plan, "--resolved": resolved, "--published": published}
-    lists = {"--filter": words, "--paper": paper}
+    register_all(plugin)
+    rows = {"--resolved": resolved, "--published": published}
     if name is None or name in LISTS:
-        _refuse(name, options, "name one suite or method, or bounded")
-        register_all(plugin)
+        _refuse(name, {"--plan": layer.plan, **rows}, "name one suite or method, or bounded")
         if paper and name != "suites":
             raise ConfigError("show --paper: suites measure the paper: show suites --paper")
         if paper:
@@ -114,29 +106,24 @@ def show(
         else:
             show_lists(name, words, store)
         return
-    _refuse(name, lists, f"only lists have it: {', '.join(LISTS)}")
-    register_all(plugin)
+    _refuse(name, {"--filter": words, "--paper": paper}, f"only lists have it: {', '.join(LISTS)}")
     name = ALIASES.get(name.lower(), name)
-    if name == "bounded":
-        show_sections(console, sections(layer.costs()))
-        return
-    _refuse(
-        name, {"--plan": layer.plan}, f"only the layer has one: show bounded --plan {layer.plan}"
-    )
-    _show_one(name, resolved=resolved, published=published)
-
-
-def _show_one(name: str, *, resolved: bool, published: bool) -> None:
-    is_suite = name in (*suite_names(), *sweeps()) or name.endswith((".yaml", ".yml"))
-    if is_suite:
-        path = find_suite(name)
-        if not path.is_file():
-            raise ConfigError(f"{path}: no such file")
+    if name != "bounded":
+        mend = f"only the layer has one: show bounded --plan {layer.plan}"
+        _refuse(name, {"--plan": layer.plan}, mend)
+    if name in (*suite_names(), *sweeps()) or name.endswith((".yaml", ".yml")):
         (show_resolved if resolved else show_published if published else show_suite)(name)
-        return
-    rows = {"--resolved": resolved, "--published": published}
-    _refuse(name, rows, "only a suite has rows; name one")
-    if name == "metrics":
+    else:
+        _refuse(name, rows, "only a suite has rows; name one")
+        _show_one(name, layer)
+
+
+def _show_one(name: str, layer: Layer) -> None:
+    if name == "bounded":
+        sizes = {"rank": layer.rank, "tokens": layer.tokens}
+        costs = layer.plan and layer_costs(layer.plan, placement=layer.placement, **sizes)
+        show_sections(console, sections(costs or None))
+    elif name == "metrics":
         show_sections(console, glossary())
     elif name in METHODS:
         show_method(name)
@@ -147,22 +134,14 @@ def _show_one(name: str, *, resolved: bool, published: bool) -> None:
 
 
 def _refuse(name: str | None, options: Mapping[str, object], mend: str) -> None:
-    """Refuses options that what is shown does not have.
-
-    Raises:
-        ConfigError: One is given.
-    """
+    """Refuses options that what is shown does not have."""
     for option, value in options.items():
         if value:
             raise ConfigError(f"show {name or ''} {option}: {mend}".replace("  ", " "))
 
 
 def show_metric(name: str) -> None:
-    """What a column of a table is, wherever one is called so.
-
-    Raises:
-        ConfigError: Nothing is called so.
-    """
+    """What a column of a table is, wherever one is called so."""
     found = sections_of(name)
     if not found:
         known = [*METHODS.names(), *ALIASES, *suite_names(), *BENCHMARKS.names(), *LISTS]
@@ -177,20 +156,21 @@ def show_metric(name: str) -> None:
 def show_method(name: str) -> None:
     """Formula, source, access, defaults and presets of a method."""
     cls, entry = METHODS[name], METHODS.entry(name)
-    info = cls.info
+    info, doc = cls.info, inspect.getdoc(cls) or ""
     console.print(f"[bold]{name}[/bold]  version {info.version}  ({escape(str(entry.origin))})")
-    console.print(escape(inspect.getdoc(cls) or ""), highlight=False)
-    if "Formula:" not in (inspect.getdoc(cls) or ""):
-        console.print(escape(_formula(cls)), highlight=False)
-    console.print(f"\n[bold]paper[/bold]   {escape(info.paper)}", highlight=False)
-    console.print(f"[bold]reads[/bold]   {', '.join(sorted(info.access)) or 'nothing'}")
-    if info.models > 1:
-        console.print(f"[bold]needs[/bold]   {info.models} models at inference")
-    if info.modality:
-        console.print(f"[bold]only[/bold]    {info.modality} benchmarks")
-    if info.scenarios:
-        console.print(f"[bold]only[/bold]    {', '.join(sorted(info.scenarios))} forgetting")
-    console.print(f"[bold]class[/bold]   {escape(_place(cls))}", highlight=False)
+    console.print(escape(doc if "Formula:" in doc else f"{doc}\n{_formula(cls)}"), highlight=False)
+    console.print()
+    scenarios = ", ".join(sorted(info.scenarios))
+    for head, text in (
+        ("paper", info.paper),
+        ("reads", ", ".join(sorted(info.access)) or "nothing"),
+        ("needs", f"{info.models} models at inference" if info.models > 1 else ""),
+        ("only", f"{info.modality} benchmarks" if info.modality else ""),
+        ("only", f"{scenarios} forgetting" if scenarios else ""),
+        ("class", _place(cls)),
+    ):
+        if text:
+            console.print(f"[bold]{head:8}[/bold]{escape(text)}", highlight=False)
     console.print("\n[bold]defaults[/bold]")
     for key, value, doc in explained(cls.Config()):
         text = f"{key}: {escape(value)}" + (f"  [dim]{escape(doc)}[/dim]" if doc else "")
@@ -256,7 +236,6 @@ def show_benchmark(name: str) -> None:
 
 def show_suite(name: str) -> None:
     """What a suite says, its trials, and what share of its model its adapters train, counted."""
-    import yaml
     from rich.syntax import Syntax
 
     suite = load_suite(name)
@@ -289,10 +268,8 @@ def _show_tuning(suite: ResolvedSuite) -> None:
     tune = suite.spec.tune
     if tune is None:
         return
-    seeds = ", ".join(map(str, tune.seeds))
-    title = f"Tuning: {tune.trials} trials per row on seed {seeds}"
-    cells = [[*source] for source in sources(suite)]
-    show_words(title, ["rows", "sampler", "from"], cells)
+    title = f"Tuning: {tune.trials} trials per row on seed {', '.join(map(str, tune.seeds))}"
+    show_words(title, ["rows", "sampler", "from"], [[*source] for source in sources(suite)])
     drawn: dict[str, list[str]] = defaultdict(list)
     for row in suite.rows:
         if row.search is not None and row.search.sampler != "grid":
@@ -304,23 +281,21 @@ def _show_tuning(suite: ResolvedSuite) -> None:
 
 
 def _show_adapters(suite: ResolvedSuite) -> None:
-    adapters = {}
+    adapters: dict[tuple[int, str], Any] = {}
     labels = defaultdict(list)
     for row in suite.rows:
         adapter = getattr(row.config, "adapter", None)
         if adapter is not None:
-            size = (adapter.rank, adapter.placement, adapter.targets)
-            adapters[size] = adapter
-            labels[size].append(row.label)
-    benchmark = BENCHMARKS[suite.spec.benchmark]
+            where = adapter.placement if adapter.targets is None else " ".join(adapter.targets)
+            adapters[adapter.rank, where] = adapter
+            labels[adapter.rank, where].append(row.label)
     cells = []
-    for (rank, placement, targets), adapter in adapters.items():
-        share = benchmark.adapter_share(suite.protocol, adapter)
+    for (rank, where), adapter in adapters.items():
+        share = BENCHMARKS[suite.spec.benchmark].adapter_share(suite.protocol, adapter)
         if share is not None:
             trained, base = share
             percent = f"{100 * trained / (base + trained):.3f} %"
-            where = placement if targets is None else " ".join(targets)
-            rows = ", ".join(labels[rank, placement, targets])
+            rows = ", ".join(labels[rank, where])
             cells.append([str(rank), where, f"{trained:,}", f"{base:,}", percent, rows])
     if cells:
         heads = ["rank", "on", "trained", "of the model's", "share of both", "rows"]

@@ -1,27 +1,14 @@
 """``unlearn show bounded [--plan MODEL]``: what the layer is, and what it costs on a known model.
 
 Models are counted in closed form from their published sizes: nothing is built, downloaded or
-measured.
-
-One *unit* is the product of N tokens with a k x d weight, 2 N k d FLOPs.  Only products are
-counted; pointwise work enters by :data:`OVERHEADS`.  Nothing here is measured: ratios follow from
-
-    time of ours = u (3 N + n0),     time of LoRA = u (2 N c),
-
-with u the time of a unit per token, n0 the build of the weight and phi' in tokens, and c >= 1 what
-LoRA's skinny products and N x k temporaries add to its two units.
-
-The paper's own count (its appendix on complexity) is :func:`paper_forward`.  It differs in kind:
-its k d for the sine is an elementwise evaluation per *build*, not per token; it forms
-``sin(omega A B^T) x`` without counting that product (k d per token), counts ``A B^T`` as if it
-were applied to x in factors ((d + k) r, though the k x d matrix takes k d r), and its backward
-pass leaves out ``g^T x``, the largest product of all.
+measured.  One *unit* is the product of N tokens with a k x d weight, 2 N k d FLOPs.  Only products
+are counted; pointwise work enters by :data:`OVERHEADS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +17,7 @@ from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.protocol.sizes import Shape, Sizes, adapter_parameters
-from stable_forgetting.language.models.families import FAMILIES, PUBLISHED, Fields
+from stable_forgetting.language.models.families import FAMILIES, PUBLISHED
 from stable_forgetting.language.models.sizes import causal_sizes
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.family import family_of
@@ -96,34 +83,22 @@ def flops_per_token(kind: Kind, k: int, d: int, rank: int, tokens: int) -> tuple
     return unit + build, unit, unit + 3 * build
 
 
-def paper_forward(k: int, d: int, rank: int) -> int:
-    """The paper's operations per forward pass of a layer: ``2 d k + (d + k) r``, constants 1."""
-    return 2 * d * k + (d + k) * rank
-
-
 def saved_bytes(kind: Kind, k: int, d: int, rank: int, tokens: int) -> int:
-    """Bytes that one layer keeps for backward beyond its input and its weights.
-
-    LoRA keeps ``x B``; the naive layer keeps the argument of phi and phi of it.
-    """
-    if kind == "LoRA":
+    """Bytes that one layer keeps for backward beyond its input and its weights."""
+    if kind == "LoRA":  # x B; the naive layer keeps the argument of phi, and phi of it
         return FACTOR_BYTES * tokens * rank
     return FACTOR_BYTES * 2 * k * d if kind == "naive" else 0
 
 
 def transient_bytes(kind: Kind, k: int, d: int, rank: int, tokens: int) -> int:
-    """Largest bytes that one layer needs for a moment beside its output.
-
-    LoRA and the naive layer hold a second N x k output before the two are added.  Ours holds the
-    merged weight, or in backward the weight and the workspace of the contracting kernel.
-    """
+    """Largest bytes that one layer needs for a moment beside its output."""
     if kind == "frozen":
         return 0
-    if kind == "ours":
+    if kind == "ours":  # in backward: the weight and the workspace of the contracting kernel
         rows, columns = KERNEL_TILE
         parts = math.ceil(k / rows) * rank * d + math.ceil(d / columns) * k * rank
         return ACTIVATION_BYTES * k * d + FACTOR_BYTES * parts
-    return ACTIVATION_BYTES * tokens * k
+    return ACTIVATION_BYTES * tokens * k  # a second output, before the two are added
 
 
 def time_ratio(machine: str, tokens: int, share: float = 1.0) -> Range:
@@ -149,30 +124,24 @@ Model = tuple[Sizes, Mapping[str, tuple[str, ...]], str]
 """Sizes, patterns of each placement, and what the number of parameters includes."""
 
 
+def _models() -> Iterator[tuple[str, Model]]:
+    for name, (model_type, fields) in PUBLISHED.items():
+        family, tied = FAMILIES[model_type], "embeddings included, the head tied to them"
+        sizes = causal_sizes(model_type, fields)
+        yield name, _model(sizes, family, tied if family.tied else "embeddings and head included")
+    for width in ("small", "base", "large"):
+        name = f"vit_{width}_patch16_224"
+        sizes = vit_sizes(ModelConfig(name=name), num_classes=10)
+        yield f"vit-{width[0]}", _model(sizes, family_of(name), "with a head of 10 classes")
+
+
 def _model(sizes: Sizes | None, family: Any, base: str) -> Model:
     assert sizes is not None
     mlp, attention = family.mlp, family.attention
     return sizes, {"mlp": mlp, "attention": attention, "all": mlp + attention}, base
 
 
-def _vit(size: str) -> Model:
-    name = f"vit_{size}_patch16_224"
-    sizes = vit_sizes(ModelConfig(name=name), num_classes=10)
-    return _model(sizes, family_of(name), "with a head of 10 classes")
-
-
-def _causal(model_type: str, fields: Fields) -> Model:
-    family, tied = FAMILIES[model_type], "embeddings included, the head tied to them"
-    base = tied if family.tied else "embeddings and head included"
-    return _model(causal_sizes(model_type, fields), family, base)
-
-
-MODELS: Mapping[str, Model] = {
-    **{name: _causal(*known) for name, known in PUBLISHED.items()},
-    "vit-s": _vit("small"),
-    "vit-b": _vit("base"),
-    "vit-l": _vit("large"),
-}
+MODELS: Mapping[str, Model] = dict(_models())
 
 
 @dataclass(frozen=True)
@@ -210,18 +179,6 @@ class LayerCosts:
         """Adapters in percent of the parameters with them, as PEFT prints it."""
         return 100 * self.trained / (self.base + self.trained)
 
-    @property
-    def share(self) -> float:
-        """Share of the linear layers' weights that is adapted."""
-        return sum(k * d for k, d in self.layers.values()) / MODELS[self.model][0].weights
-
-    def shapes(self) -> dict[Shape, list[str]]:
-        """Shape -> last parts of the names of its layers, in the model's order."""
-        shapes: dict[Shape, list[str]] = {}
-        for name, shape in self.layers.items():
-            shapes.setdefault(shape, []).append(name.rpartition(".")[2])
-        return shapes
-
 
 def layer_costs(
     model: str, *, rank: int = 8, tokens: int = 4096, placement: str = "mlp"
@@ -249,15 +206,17 @@ def sections(costs: LayerCosts | None) -> list[Section]:
     if costs is None:
         how = "Costs on a model: unlearn show bounded --plan MODEL"
         return [formula, Section(text=(f"\n{how}\nmodels  {', '.join(MODELS)}",))]
-    paper, derived = Section(text=(PAPER,)), Section(text=(DERIVED,))
-    tables = [_layers(costs), _products(costs), _memory(costs)]
-    return [formula, *tables, paper, _expected_time(costs), derived]
+    tables = [_layers(costs), _products(costs), _memory(costs), Section(text=(PAPER,))]
+    return [formula, *tables, _expected_time(costs), Section(text=(DERIVED,))]
 
 
 def _layers(costs: LayerCosts) -> Section:
     """What is adapted, and the parameters."""
     rows = []
-    for (k, d), names in costs.shapes().items():
+    shapes: dict[Shape, list[str]] = {}
+    for name, shape in costs.layers.items():
+        shapes.setdefault(shape, []).append(name.rpartition(".")[2])
+    for (k, d), names in shapes.items():
         parameters = costs.rank * (k + d) * len(names)
         words = ", ".join(dict.fromkeys(names))
         rows.append([words, f"{k} x {d}", f"{len(names)}", f"{parameters:,}"])
@@ -279,7 +238,7 @@ def _products(costs: LayerCosts) -> Section:
         totals[kind] = [*parts, math.fsum(parts)]
     lora = totals["LoRA"][-1]
     rows = [[kind, *map(giga, parts), f"{parts[-1] / lora:.2f}"] for kind, parts in totals.items()]
-    paper = sum(paper_forward(*shape, costs.rank) for shape in shapes)
+    paper = sum(2 * d * k + (d + k) * costs.rank for k, d in shapes)
     rows.append(["the paper's operations", giga(paper), "", "", "", ""])
     title = f"Adapted layers, GFLOP per token of {costs.tokens} (products; a multiply-add is 2)"
     heads = ["", "forward", "dx", "parameters", "total", "of LoRA"]
@@ -287,7 +246,6 @@ def _products(costs: LayerCosts) -> Section:
 
 
 def _memory(costs: LayerCosts) -> Section:
-    """Memory of the adapted layers."""
     rows = []
     for kind in KINDS:
         sizes = [(kind, *shape, costs.rank, costs.tokens) for shape in costs.layers.values()]
@@ -302,11 +260,11 @@ def _memory(costs: LayerCosts) -> Section:
 
 
 def _expected_time(costs: LayerCosts) -> Section:
-    """Expected time over LoRA's."""
+    adapted = sum(k * d for k, d in costs.layers.values()) / MODELS[costs.model][0].weights
     rows = []
     for machine in OVERHEADS:
-        shares = (1.0, costs.share)
-        rows.append([machine, *(span(*time_ratio(machine, costs.tokens, s)) for s in shares)])
+        ratios = (time_ratio(machine, costs.tokens, share) for share in (1.0, adapted))
+        rows.append([machine, *(span(*ratio) for ratio in ratios)])
     heads = ["derived, not measured", "adapted layers", "all linear layers"]
     title = f"Expected time over LoRA's at {costs.tokens} tokens, forward and backward"
     return Section(title, content=table(heads, rows))

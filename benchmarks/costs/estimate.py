@@ -90,35 +90,25 @@ class Estimate:
 
 def estimates(suite: ResolvedSuite) -> list[Estimate]:
     """A line per row and fold; empty where the sizes are not known, or those of a CPU."""
-    lines = _pretraining(suite)
+    benchmark, lines = BENCHMARKS[suite.spec.benchmark], []
+    pretraining = benchmark.pretraining(suite.protocol)
+    work = benchmark.workload(pretraining) if pretraining else None
+    if work is not None:
+        parts = {"train": sum(work.parts.values())}
+        lines.append(_line("pretrain", pretraining.train, work, parts, 1))
     for fold in (*suite.folds, suite):
-        work = BENCHMARKS[suite.spec.benchmark].workload(fold.protocol)
+        work = benchmark.workload(fold.protocol)
         if work is None or work.sizes.parameters < SMALL:
             return []
-        lines += [_estimate(fold, row, work) for row in fold.rows]
+        for row in fold.rows:
+            label, runs = f"{row.label} {fold.fold}".rstrip(), _runs(fold, row)
+            lines.append(_line(label, _config_of(fold, row), work, _parts_of(row, work), runs))
     return lines
-
-
-def _pretraining(suite: ResolvedSuite) -> list[Estimate]:
-    """A line for what Original and Retrain start from, where the size of its data is known."""
-    benchmark = BENCHMARKS[suite.spec.benchmark]
-    protocol = benchmark.pretraining(suite.protocol)
-    work = benchmark.workload(protocol) if protocol else None
-    if work is None:
-        return []
-    samples = sum(work.parts.values())
-    return [_line("pretrain", protocol.train, work, {"train": samples}, 1)]
 
 
 def total_hours(lines: Sequence[Estimate]) -> float:
     """Of all trainings and evaluations one after the other."""
     return math.fsum(line.hours * line.runs for line in lines)
-
-
-def _estimate(suite: ResolvedSuite, row: ResolvedRow, work: Workload) -> Estimate:
-    label = f"{row.label} {suite.fold}".rstrip()
-    config, parts = _config_of(suite, row), _parts_of(row, work)
-    return _line(label, config, work, parts, _runs(suite, row))
 
 
 def _config_of(suite: ResolvedSuite, row: ResolvedRow) -> Any:
@@ -137,10 +127,9 @@ def mends(suite: ResolvedSuite, label: str) -> dict[str, float]:
     work = BENCHMARKS[suite.spec.benchmark].workload(suite.protocol)
     row = next((row for row in suite.rows if row.label == label), None)
     config = None if row is None else _config_of(suite, row)
-    if work is None or work.sizes.parameters < SMALL:
+    if work is None or work.sizes.parameters < SMALL or not isinstance(config, FitConfig):
         return {}
-    if row is None or not isinstance(config, FitConfig):
-        return {}
+    assert row is not None
     parts, layers, fit = len(_parts_of(row, work)), _adapted(config, work), FitConfig.of(config)
 
     def held(work: Workload, fit: FitConfig, layers: Any, trained: int) -> float:
@@ -199,7 +188,7 @@ def weights_bytes(work: Workload) -> float:
 
 
 def _parts_of(row: ResolvedRow, work: Workload) -> dict[str, int]:
-    """Part -> samples of what a row trains on, each with batches of its own."""
+    """Part -> samples of what a row trains on."""
     if row.method == "original":
         return {"train": sum(work.parts.values())}
     access = METHODS[row.method].info.access
@@ -275,15 +264,14 @@ def _memory(
 
 
 def _runs(suite: ResolvedSuite, row: ResolvedRow) -> int:
-    spec = suite.spec
+    """Trainings of a row: on every seed, and of its trials or cells."""
+    spec, seeds = suite.spec, len(suite.spec.seeds)
+    if row.grid:
+        return len(row.grid.points) * seeds
     tuned = len(spec.tune.seeds) if spec.tune else 0
-    if row.method == "original":
-        return len(spec.seeds) + tuned
-    if row.method == "retrain":
-        return len(spec.seeds) * spec.retrains + tuned
-    cells = len(row.grid.points) * len(spec.seeds) if row.grid else 0
-    trials = spec.tune.trials * tuned if spec.tune and row.search is not None else 0
-    return cells or len(spec.seeds) + trials
+    if row.method in REFERENCES:
+        return seeds * (spec.retrains if row.method == "retrain" else 1) + tuned
+    return seeds + (spec.tune.trials * tuned if spec.tune and row.search else 0)
 
 
 # What is shown -----------------------------------------------------------------------------------

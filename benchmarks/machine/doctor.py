@@ -38,11 +38,8 @@ class Finding:
     mend: str = ""
 
 
-def examine(*, store: Path, data_root: Path | None, timeout: float = 3.0) -> list[Finding]:
-    """Looks at everything that a run depends on.  ``timeout`` (s): of the hub.
-
-    It changes nothing, but sets damaged stages of the store aside.
-    """
+def examine(*, store: Path, data_root: Path | None) -> list[Finding]:
+    """Looks at everything that a run depends on; sets damaged stages of the store aside."""
     answers = {
         "torch + torchvision": _torch_pair(),
         **{name: _package(name) for name in PACKAGES},
@@ -50,7 +47,7 @@ def examine(*, store: Path, data_root: Path | None, timeout: float = 3.0) -> lis
         "threads": _threads(),
         "disk": _disk(store),
         "data root": _data(data_root),
-        "model hub": _hub(timeout),
+        "model hub": _hub(),
     }
     findings = [Finding(name, *answer) for name, answer in answers.items()]
     return [*findings, *_stages(store)]
@@ -142,11 +139,11 @@ def _data(root: Path | None) -> Answer:
     return "ok", f"{root}: {', '.join(present)}; not there: {', '.join(absent) or 'none'}", ""
 
 
-def _hub(timeout: float) -> Answer:
+def _hub() -> Answer:
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         return "note", "HF_HUB_OFFLINE=1", "unset it to download weights"
     try:
-        socket.create_connection((HUB, 443), timeout=timeout).close()
+        socket.create_connection((HUB, 443), timeout=3.0).close()
     except OSError:
         mend = (
             "pretrained suites need it once; or give protocol.model.checkpoint a local "

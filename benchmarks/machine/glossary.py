@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stable_forgetting.benchmarks.report.columns import BOARD_DOCS, NAMED_DOCS, SWEEP_DOCS
@@ -27,6 +27,12 @@ READING = (
 SIMULATED = ((5, "0", "0", "98"), (10, "0", "9", "100"))
 """Seeds -> percent of 16 rows: called different and indistinguishable if they are Retrains, and
 called different if they lie three standard deviations aside; see test_verdict_rates.py."""
+VERDICT_HEADS = (
+    "seeds",
+    "a Retrain is called different, %",
+    "a Retrain is called indistinguishable, %",
+    "a far row is called different, %",
+)
 VERDICTS = (
     "Marks take five seeds: with fewer a table has p-values alone. `different`: an exact test, "
     "corrected for the rows of a table. `indistinguishable`: the averages and the answers of each "
@@ -53,20 +59,15 @@ def glossary() -> list[Section]:
         if all(spec.collapsed and spec.silent for spec in probe.metrics):
             text = f"{entry.summary}; a suite has it under probes: {{{entry.name}: }}."
             sections.append(Section(f"Probe {entry.name}", (text,), _metrics(probe.metrics)))
-    sections.append(_verdicts())
-    sections.append(_others("Other columns of leaderboards", BOARD_DOCS))
-    sections.append(_others("Columns of sweeps", {**SWEEP_DOCS, **NAMED_DOCS}))
+    verdicts = table(VERDICT_HEADS, [[str(n), *row] for n, *row in SIMULATED])
+    sections.append(Section("Verdicts", VERDICTS, verdicts))
+    for title, docs in (
+        ("Other columns of leaderboards", BOARD_DOCS),
+        ("Columns of sweeps", {**SWEEP_DOCS, **NAMED_DOCS}),
+    ):
+        rows = [[*line] for line in docs.items()]
+        sections.append(Section(title, content=table(["column", "what it is"], rows, words=True)))
     return [*sections, _audits()]
-
-
-def _verdicts() -> Section:
-    heads = [
-        "seeds",
-        "a Retrain is called different, %",
-        "a Retrain is called indistinguishable, %",
-        "a far row is called different, %",
-    ]
-    return Section("Verdicts", VERDICTS, table(heads, [[str(n), *row] for n, *row in SIMULATED]))
 
 
 def sections_of(name: str) -> list[Section]:
@@ -106,12 +107,12 @@ def _is_called(row: Sequence[str], name: str) -> bool:
 
 def _metrics(specs: Sequence[MetricSpec]) -> Table:
     heads = ["column", "key", "what it is", "unit", "goal", "a collapsed model has"]
-    return table([*heads, "it says nothing"], [_row(spec) for spec in specs], words=True)
-
-
-def _others(title: str, docs: Mapping[str, str]) -> Section:
-    rows = [[head, doc] for head, doc in docs.items()]
-    return Section(title, content=table(["column", "what it is"], rows, words=True))
+    rows = []
+    for spec in specs:
+        unit, goal = spec.unit or "none", GOALS[spec.better]
+        head = f"{spec.title} {spec.arrow[0]}"
+        rows.append([head, spec.name, spec.doc, unit, goal, spec.collapsed, spec.silent])
+    return table([*heads, "it says nothing"], rows, words=True)
 
 
 def _audits() -> Section:
@@ -124,17 +125,10 @@ def _audits() -> Section:
     return Section("Columns of attacks", (AUDITED,), table(heads, rows, words=True))
 
 
-def _row(spec: MetricSpec) -> list[str]:
-    unit, goal = spec.unit or "none", GOALS[spec.better]
-    head = f"{spec.title} {spec.arrow[0]}"
-    return [head, spec.name, spec.doc, unit, goal, spec.collapsed, spec.silent]
-
-
 def _rule(rule: object) -> tuple[str, ...]:
     """How the benchmark's rows are ordered."""
     if not isinstance(rule, GapRule):
-        return (
-            f"{getattr(rule, 'title', '')}: rows are ordered by goals, which the report states.",
-        )
+        title = getattr(rule, "title", "")
+        return (f"{title}: rows are ordered by goals, which the report states.",)
     derived = [f"{column.title} {column.doc}." for column in rule.also]
     return (" ".join([rule.words, *derived]),)

@@ -51,12 +51,6 @@ SCALARS = "scalars.jsonl"
 class StageContext:
     """Where one stage is done.
 
-    Args:
-        stage: What is done.
-        runtime: Where and on what.
-        events: TensorBoard folder for live scalars.
-        progress: Called after every step of a training.
-
     Attributes:
         about: Facts for ``done.json``; the work adds to them.
     """
@@ -69,7 +63,10 @@ class StageContext:
         events: Path | None = None,
         progress: Progress | None = None,
     ):
-        self.stage, self.runtime = with_its_code(stage), runtime
+        code = foreign_code(stage.kind, stage.spec)
+        if code.get("plugin_code") != stage.identity.get("plugin_code"):
+            raise DataError(f"{stage.name}: its plugin was edited while the run went on; run again")
+        self.stage, self.runtime = stage, runtime
         self._store = StageStore(runtime.store)
         self._events, self._progress = events, progress
         self.about: dict[str, Any] = {"status": "ok", "name": stage.name, "seed": stage.spec.seed}
@@ -88,13 +85,10 @@ class StageContext:
         Raises:
             DataError: It is not done, or lacks a fact that its kind promises.
         """
-        return self._facts(self.stage.parents[role])
+        return self.facts_of(self.stage.parents[role])
 
-    def reference_facts(self, role: str) -> dict[str, Any]:
-        """What the reference model from which a parent comes says of itself; often the parent."""
-        return self._facts(self.stage.parents[role].first)
-
-    def _facts(self, stage: Stage) -> dict[str, Any]:
+    def facts_of(self, stage: Stage) -> dict[str, Any]:
+        """The same of any stage."""
         done = self._store.done(stage.kind, stage.key)
         if done is None:
             raise DataError(f"{self.stage.name}: its stage {stage.name} is not done; run it first")
@@ -107,7 +101,7 @@ class StageContext:
     def folder(self, role: str) -> Path:
         """The files of a parent, which is complete and undamaged."""
         parent = self.stage.parents[role]
-        self._facts(parent)
+        self.facts_of(parent)
         return self._store.checked(parent.kind, parent.key)
 
     def split(self) -> ForgetSplit:
@@ -133,12 +127,9 @@ class StageContext:
         return split
 
     def model(self, role: str, *, exact: bool = False) -> nn.Module:
-        """A parent's stored model; an adapter lies on the model that its own stage started from.
+        """A parent's stored model, adapters merged: methods and audits take plain layers.
 
-        Args:
-            role: Of the parent.
-            exact: Leave an adapter unmerged where merging would round its update off; otherwise
-                all are merged, since methods and audits take plain layers.
+        ``exact`` leaves an adapter unmerged where merging would round its update off.
         """
         self.facts(role)
         return stored_model(self.stage.parents[role], self._store, self.benchmark, exact=exact)
@@ -162,15 +153,9 @@ class StageContext:
             raise DataError(f"method '{method}' is {reason}; remove the row")
 
     def check_original(self, split: ForgetSplit) -> None:
-        """Refuses to unlearn an Original that has not learnt, or has learnt other data.
-
-        Raises:
-            GateError: It diverged, or is below the benchmark's minimum.
-            DataError: It was trained on other data.
-        """
-        root = self.stage.first
-        done = self._facts(root)
-        minimum = self.benchmark.minimum_train_accuracy
+        """Refuses to unlearn an Original that has not learnt, or has learnt other data."""
+        root, minimum = self.stage.first, self.benchmark.minimum_train_accuracy
+        done = self.facts_of(root)
         if done["status"] != "ok":
             raise GateError(f"{self.stage.name}: Original diverged; change protocol.train")
         if done["train_accuracy"] < minimum:
@@ -225,13 +210,9 @@ class StageContext:
         *,
         method: str = "",
     ) -> UnlearnTask:
-        """The task that a method works on.
+        """The task that a method works on; it starts from a fresh model unless one is given.
 
-        Args:
-            split: The index sets.
-            access: The parts that it may read.
-            model: What it starts from; a fresh model when absent.
-            method: Its name, for errors; the stage's kind when absent.
+        ``access`` are the parts that it may read, ``method`` is its name for errors.
         """
         from stable_forgetting.common.data.access import DataAccess
 
@@ -240,7 +221,7 @@ class StageContext:
         fresh = derive(spec.seed, "replicate", replicate) if replicate else spec.seed
         if self.stage.kind == "retrain":  # no Retrain starts where Original did
             fresh = derive(spec.seed, "retrain", replicate)
-        build = functools.partial(_fresh, self.stage, benchmark, self._store, fresh)
+        build = functools.partial(self._fresh, fresh)
         return UnlearnTask(
             model=build() if model is None else model,
             data=DataAccess(benchmark.source, split, access, method or self.stage.kind),
@@ -253,16 +234,21 @@ class StageContext:
             ends=self._ends,
         )
 
+    def _fresh(self, seed: int) -> nn.Module:
+        """A model before training, from the suite's pretraining where it has one."""
+        model, source = self.benchmark.build(seed), self.stage.first.parents.get(PRETRAINED)
+        if source is not None:
+            weights = self._store.checked(source.kind, source.key) / WEIGHTS
+            self.benchmark.transfer(model, weights)
+        return model
+
     @contextmanager
     def recording(
         self, task: UnlearnTask, folder: Path, evaluate: EvaluateDuring | None = None
     ) -> Iterator[None]:
         """Gives a task its log, checkpoints and progress while it trains.
 
-        Args:
-            task: As :meth:`task` made it.
-            folder: Of the stage; the log and the trajectory end there.
-            evaluate: Measures the model in training.
+        The log, and what ``evaluate`` measures in training, end in the stage's folder.
         """
         from stable_forgetting.common.train.protocols import Telemetry
 
@@ -273,7 +259,8 @@ class StageContext:
         if not processes.is_main():
             yield
             return
-        _sweep(self.scratch)
+        for leftover in self.scratch.glob(".*"):  # half a checkpoint of a killed run
+            leftover.unlink(missing_ok=True)
         # the log lies beside the checkpoint: a resumed run continues both
         tracker = Tracker(log, self._events)
         task.telemetry = replace(task.telemetry, tracker=tracker)
@@ -286,25 +273,3 @@ class StageContext:
             copy_scalars(log, folder / SCALARS)
         if (self.scratch / TRAJECTORY).is_dir():
             shutil.copytree(self.scratch / TRAJECTORY, folder / TRAJECTORY)
-
-
-def _fresh(stage: Stage, benchmark: Benchmark, store: StageStore, seed: int) -> nn.Module:
-    """A model before training, from the suite's pretraining where it has one."""
-    model, source = benchmark.build(seed), stage.first.parents.get(PRETRAINED)
-    if source is not None:
-        benchmark.transfer(model, store.checked(source.kind, source.key) / WEIGHTS)
-    return model
-
-
-def _sweep(scratch: Path) -> None:
-    """Removes half a checkpoint of a killed run."""
-    for leftover in scratch.glob(".*"):
-        leftover.unlink(missing_ok=True)
-
-
-def with_its_code(stage: Stage) -> Stage:
-    """A stage, or DataError where this process has loaded other plugins than its plan names."""
-    code = foreign_code(stage.kind, stage.spec)
-    if code.get("plugin_code") != stage.identity.get("plugin_code"):
-        raise DataError(f"{stage.name}: its plugin was edited while the run went on; run again")
-    return stage

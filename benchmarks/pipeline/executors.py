@@ -47,10 +47,8 @@ class InlineExecutor(Executor):
 class WorkerPool(Executor):
     """Runs tasks in processes of its own, which start with the first task.
 
-    Args:
-        workers: How many processes.
-        setup: What :func:`prepare_worker` takes.
-        cards: Each process sees the next of these alone, and the first again after the last.
+    ``setup`` is what :func:`prepare_worker` takes.  Each process sees the next of the ``cards``
+    alone, and the first again after the last.
     """
 
     def __init__(self, workers: int, setup: tuple[Any, ...], cards: Sequence[str] = ()):
@@ -124,12 +122,9 @@ def cards_of(device: str) -> list[str]:
 
 
 def prepare_worker(threads: int, plugins: tuple[str, ...], parent: int | None = None) -> None:
-    """Makes a fresh process like the parent: registrations, plugins, threads, quiet signals.
+    """Makes a fresh process like the ``parent``, without which it must not live.
 
-    Args:
-        threads: Of torch.
-        plugins: Files to import.
-        parent: Process without which this one must not live; absent for the parent itself.
+    It gets registrations, plugins, threads and quiet signals.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if parent is not None:

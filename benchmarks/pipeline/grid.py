@@ -6,7 +6,7 @@ Extensions resolve like tuning does: their columns follow from the cells of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stable_forgetting.benchmarks.pipeline.cells import best_cell, judge
@@ -62,15 +62,15 @@ def add_grid(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
         accepted, or without audits.
     """
     suite, grid = plan.suite, plan.suite.spec.grid
-    assert row.grid is not None and grid is not None and suite.accepts is not None
+    assert grid is not None
     blocks = _Blocks(lineage, row, grid, GridReader(suite, lineage.store, plan.results))
-    complete = blocks.complete()
+    decided = [blocks.extended(side) for side in SIDES]
     plan.blocks += blocks.planned
-    if not complete:
-        if suite.audits or grid.extend.low or grid.extend.high:
-            plan.waiting.append(row.label)
-        return None
-    return blocks.best() if suite.audits else None
+    if all(decided) and all(blocks.reader.cells(block) is not None for block in blocks.planned):
+        return blocks.best() if suite.audits else None
+    if suite.audits or grid.extend.low or grid.extend.high:
+        plan.waiting.append(row.label)
+    return None
 
 
 class _Blocks:
@@ -81,13 +81,7 @@ class _Blocks:
         self.lineage, self.label, self.grid, self.reader = lineage, row.label, grid, reader
         self.row: GridRow = row.grid
         self.planned: list[Block[Stage]] = []
-        for seed in lineage.suite.spec.seeds:
-            self._add(seed, self.row.points, extension=False)
-
-    def complete(self) -> bool:
-        """Whether all cells are there, after columns are added until each side fails."""
-        decided = [self._extended(side) for side in SIDES]
-        return all(decided) and all(self.reader.cells(block) is not None for block in self.planned)
+        self._add(self.row.points, extension=False)
 
     def best(self) -> Strict | None:
         """The config of the best cell, as long as that cell's run."""
@@ -104,8 +98,12 @@ class _Blocks:
         config: Strict = self.row.config(best.lr, best.lam)
         return config.model_copy(update={"steps": best.step})
 
-    def _extended(self, side: str) -> bool:
-        """Adds columns until one has no accepted cell, or as many as are allowed."""
+    def extended(self, side: str) -> bool:
+        """Adds columns until one has no accepted cell, or as many as are allowed.
+
+        Returns:
+            Whether that is known.
+        """
         for left in reversed(range(getattr(self.grid.extend, side) + 1)):
             edge = self.reader.edge(self.planned, side)
             if edge.lr is None:
@@ -113,20 +111,23 @@ class _Blocks:
             if edge.fails or not left:
                 break
             lr = next_rate(edge.lr, side == "high")
-            for seed in self.lineage.suite.spec.seeds:
-                self._add(seed, [(lr, lam) for lam in self.row.lambdas], extension=True)
+            self._add([(lr, lam) for lam in self.row.lambdas], extension=True)
         return True
 
-    def _add(self, seed: int, points: Sequence[Point], *, extension: bool) -> None:
-        for chosen in _chunks(points, self.grid.block):
-            rates = tuple(lr for lr, _ in chosen)
-            stage = self._stage(seed, chosen)
-            self.planned.append(Block(self.label, seed, rates, extension, stage))
+    def _add(self, points: Sequence[Point], *, extension: bool) -> None:
+        size = self.grid.block
+        for seed in self.lineage.suite.spec.seeds:
+            for start in range(0, len(points), size):
+                chosen = tuple(points[start : start + size])
+                rates, stage = tuple(lr for lr, _ in chosen), self._stage(seed, chosen)
+                self.planned.append(Block(self.label, seed, rates, extension, stage))
 
     def _stage(self, seed: int, points: tuple[Point, ...]) -> Stage:
         configs = [self.row.config(lr, lam) for lr, lam in points]
         cls = METHODS[self.row.method]
-        together = runs_together(cls, configs[0]) and _differ_in_rate_and_weight_only(configs)
+        plain = [config.model_copy(update={"lr": 1.0, "lam": 1.0}) for config in configs]
+        alike = all(config == plain[0] for config in plain)  # but for rate and weight
+        together = runs_together(cls, configs[0]) and alike
         params = [canonical(config) for config in configs]
         identity = {
             **self.lineage.identity("score"),
@@ -151,13 +152,3 @@ class _Blocks:
             steps=self.row.steps,
             together=together,
         )
-
-
-def _differ_in_rate_and_weight_only(configs: Sequence[Any]) -> bool:
-    shared = [config.model_copy(update={"lr": 1.0, "lam": 1.0}) for config in configs]
-    return all(config == shared[0] for config in shared)
-
-
-def _chunks(points: Sequence[Point], size: int) -> Iterator[tuple[Point, ...]]:
-    for start in range(0, len(points), size):
-        yield tuple(points[start : start + size])

@@ -16,7 +16,6 @@ from stable_forgetting.common.audits.base import ModelAudit
 from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, any_plugin
-from stable_forgetting.common.measure.goal import Goal
 from stable_forgetting.common.measure.rules import Rule, stopping_goals
 from stable_forgetting.common.store.stages import StageStore
 
@@ -50,7 +49,7 @@ class Lineage:
             name: For people.
             identity: What is hashed besides benchmark and parents.
             parents: Role -> stage.
-            protocol: The suite's when absent.
+            protocol: In the place of the suite's.
             spec: Fields of the kind's ``Spec`` besides benchmark and protocol.
         """
         benchmark = BENCHMARKS.stored_name(self.suite.spec.benchmark)
@@ -73,15 +72,11 @@ class Lineage:
 
     def identity(self, part: str, protocol: Strict | None = None) -> dict[str, Any]:
         """What of the benchmark is hashed: version and config of ``split``, ``train`` and so on."""
-        if protocol is not None:
-            return self._identity(part, protocol)
-        if part not in self._identities:
-            self._identities[part] = self._identity(part, self.suite.protocol)
-        return self._identities[part]
-
-    def _identity(self, part: str, protocol: Strict) -> dict[str, Any]:
-        config = canonical(self.benchmark.identity(protocol, part))
-        return {"version": getattr(self.benchmark.versions, part), "config": config}
+        if protocol is None and part in self._identities:
+            return self._identities[part]
+        config = canonical(self.benchmark.identity(protocol or self.suite.protocol, part))
+        identity = {"version": getattr(self.benchmark.versions, part), "config": config}
+        return identity if protocol else self._identities.setdefault(part, identity)
 
     @cached_property
     def _protocol(self) -> Any:
@@ -100,10 +95,8 @@ class Lineage:
     ) -> Stage:
         """The index sets of a seed.
 
-        Args:
-            seed: Of the run.
-            half: Only this random half of the forget set is trained on and forgotten.
-            request: (number from 0, count): one of several requests that add up to the forget set.
+        ``half``: only this random half of the forget set is trained on and forgotten.  ``request``
+        is (number from 0, count): one of several requests that add up to the forget set.
         """
         spec: dict[str, Any] = {"seed": seed}
         name = f"split/seed-{seed}"
@@ -194,8 +187,14 @@ class Lineage:
             identity["replicate"] = replicate
         parents = {"split": split or self.split(seed), "start": start or self._start(row, seed)}
         if params.get("stop_below") == "goal":
+            goals = stopping_goals(self.rule)
+            if not goals:
+                raise ConfigError(
+                    f"{self.suite.name}: methods.{row.label}: stop_below: goal: the benchmark has "
+                    "no goal below a constant or a value of Original; give values"
+                )
             parents["goal"] = self.evaluated(self.original(seed), seed, trial=True)
-            identity["goals"] = [goal.words for goal in self._stopping_goals(row)]
+            identity["goals"] = [goal.words for goal in goals]
         elif "retrain" in (params.get("stop_below") or {}).values():
             parents["goal"] = self.evaluated(self.retrain(seed), seed, trial=True)
         return self.stage(
@@ -208,16 +207,6 @@ class Lineage:
             method=row.method,
             params=params,
         )
-
-    def _stopping_goals(self, row: ResolvedRow) -> tuple[Goal, ...]:
-        """The goals whose values a training may stop at: never those that Retrain gives."""
-        goals = stopping_goals(self.rule)
-        if not goals:
-            raise ConfigError(
-                f"{self.suite.name}: methods.{row.label}: stop_below: goal: the benchmark has "
-                "no goal below a constant or a value of Original; give values"
-            )
-        return goals
 
     def _start(self, row: ResolvedRow, seed: int) -> Stage:
         if self._before is None:

@@ -21,22 +21,22 @@ from stable_forgetting.common.audits import base as audits
 from stable_forgetting.common.base.errors import DataError, Diverged
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.data.splits import ForgetSplit, half_split, request_split
 from stable_forgetting.common.measure.goal import References, Role
 from stable_forgetting.common.measure.rules import Rule
+from stable_forgetting.common.measure.scores import Scores, load_scores, save_scores, without_probs
 from stable_forgetting.common.protocol.probe import ProbeTable, make_probe
 from stable_forgetting.common.store.records import RECORD, RunRecord, clean_metrics, environment
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.pipeline.context import StageContext
-    from stable_forgetting.common.data.splits import ForgetSplit
-    from stable_forgetting.common.measure.scores import Scores
 
 
 T = TypeVar("T")
 
 
-class MeasureSpec(ModelSpec):
+class ScoreSpec(StageSpec):
     """Of one model.
 
     Attributes:
@@ -44,6 +44,10 @@ class MeasureSpec(ModelSpec):
     """
 
     trial: bool
+
+
+class MeasureSpec(ModelSpec, ScoreSpec):
+    """Of one model's scores."""
 
 
 class Measure(StageKind[MeasureSpec]):
@@ -54,8 +58,6 @@ class Measure(StageKind[MeasureSpec]):
 
     def work(self, context: StageContext, spec: MeasureSpec) -> None:
         """Writes the record."""
-        from stable_forgetting.common.measure.scores import load_scores
-
         facts = context.facts("scores")
         status, detail = facts["status"], facts.get("status_detail", "")
         metrics: dict[str, float | None] = {}
@@ -76,7 +78,7 @@ def _record(
     scores, model = context.facts("scores"), context.facts("model")
     keys = {context.stage.kind: context.stage.key}
     keys |= {role: parent.key for role, parent in context.stage.parents.items()}
-    reference = context.reference_facts("model")
+    reference = context.facts_of(context.stage.parents["model"].first)
     origin = {"trained_on": ASSUMED} if reference.get("trained_on") == ASSUMED else {}
     if PRETRAINED in reference:
         origin[PRETRAINED] = reference[PRETRAINED]
@@ -141,23 +143,15 @@ def read_attack(store: StageStore, stage: Placed) -> audits.Measures | str | Non
 
 
 def read_scores(store: StageStore, stage: Placed) -> dict[str, Scores]:
-    """Part -> the scores that a record was measured from.
-
-    Raises:
-        DataError: They are not there, or damaged.
-    """
-    from stable_forgetting.common.measure.scores import load_scores
-
+    """Part -> the scores that a record was measured from."""
     scores = stage.parents["scores"]
     return load_scores(store.checked(scores.kind, scores.key, SCORES) / SCORES)
 
 
 def references(records: Mapping[Role, RunRecord | None]) -> References:
     """The metrics of reference models; those that diverged or are not there have none."""
-    metrics = {
-        r: record.metrics for r, record in records.items() if record and record.status == "ok"
-    }
-    return References(metrics.get("original"), metrics.get("retrain"))
+    good = {r: record.metrics for r, record in records.items() if record and record.status == "ok"}
+    return References(good.get("original"), good.get("retrain"))
 
 
 def trial_gap(record: RunRecord, targets: References, rule: Rule) -> float:
@@ -192,7 +186,14 @@ class Split(StageKind[SplitSpec]):
 
     def work(self, context: StageContext, spec: SplitSpec) -> None:
         """Writes the index sets, with their digest and sizes as facts."""
-        split = self._split(context, spec)
+        from stable_forgetting.common.data.batch import class_labels
+
+        split = context.benchmark.split(spec.seed)
+        if spec.half is not None:
+            split = half_split(split, spec.seed, spec.half)
+        elif spec.request is not None and spec.requests is not None:
+            labels = functools.partial(class_labels, context.benchmark.source)
+            split = request_split(split, labels, spec.seed, spec.request, spec.requests)
         with context.writing() as folder:
             split.save(folder / SPLIT_FILE)
             context.about |= {
@@ -201,39 +202,15 @@ class Split(StageKind[SplitSpec]):
                 "sizes": {part: len(ids) for part, ids in split.parts.items()},
             }
 
-    def _split(self, context: StageContext, spec: SplitSpec) -> ForgetSplit:
-        from stable_forgetting.common.data.batch import class_labels
-        from stable_forgetting.common.data.splits import half_split, request_split
-
-        split = context.benchmark.split(spec.seed)
-        if spec.half is not None:
-            return half_split(split, spec.seed, spec.half)
-        if spec.request is not None and spec.requests is not None:
-            labels = functools.partial(class_labels, context.benchmark.source)
-            return request_split(split, labels, spec.seed, spec.request, spec.requests)
-        return split
-
 
 def read_split(store: StageStore, stage: Placed) -> ForgetSplit | None:
     """The index sets of a split stage; None while it is not done."""
-    from stable_forgetting.common.data.splits import ForgetSplit
-
     if store.done(stage.kind, stage.key) is None:
         return None
     return ForgetSplit.load(store.folder(stage.kind, stage.key) / SPLIT_FILE)
 
 
 SCORES = "scores.safetensors"
-
-
-class ScoreSpec(StageSpec):
-    """Of one model.
-
-    Attributes:
-        trial: Whether tuning asks, which must not see test data.
-    """
-
-    trial: bool
 
 
 class Score(StageKind[ScoreSpec]):
@@ -245,8 +222,6 @@ class Score(StageKind[ScoreSpec]):
 
     def work(self, context: StageContext, spec: ScoreSpec) -> None:
         """Writes the scores; a trial's without test parts and softmax, since there are many."""
-        from stable_forgetting.common.measure.scores import save_scores, without_probs
-
         split, benchmark = context.split(), context.benchmark
         model = context.facts("model")
         status, detail = model["status"], model.get("status_detail", "")
@@ -287,7 +262,7 @@ class ProbeModel(StageKind[ProbeSpec]):
 
     def work(self, context: StageContext, spec: ProbeSpec) -> None:
         """Writes the table; none for a model that diverged."""
-        facts = context.facts("model")
+        facts, told = context.facts("model"), ("status", "status_detail")
         probe = make_probe(spec.probe, spec.config, context.stage.name)
         with context.writing() as folder:
             table = ProbeTable({})
@@ -297,18 +272,12 @@ class ProbeModel(StageKind[ProbeSpec]):
                         table = probe.measure(model, context.benchmark)
                 except Diverged as error:
                     facts = {"status": "diverged", "status_detail": error.reason}
-            context.about |= {
-                key: facts[key] for key in ("status", "status_detail") if key in facts
-            }
+            context.about |= {key: facts[key] for key in told if key in facts}
             write_json(folder / TABLE, {"rows": table.rows, "notes": table.notes})
 
 
 def read_table(store: StageStore, stage: Placed) -> ProbeTable | None:
-    """A probe's table, empty where the model diverged; None while it is not done.
-
-    Raises:
-        DataError: The file is damaged.
-    """
+    """A probe's table, empty where the model diverged; None while it is not done."""
 
     def parse(text: str) -> ProbeTable:
         content = json.loads(text)

@@ -26,11 +26,8 @@ def stored_model(
 ) -> nn.Module:
     """A complete stage's model; an adapter lies on the model that the stage started from.
 
-    Args:
-        stage: Which one.
-        store: Where it lies.
-        benchmark: Of whoever asks; its models have the stage's architecture.
-        exact: Leave an adapter unmerged where merging would round its update off.
+    ``benchmark`` is of whoever asks: its models have the stage's architecture.  ``exact`` leaves an
+    adapter unmerged where merging would round its update off.
 
     Raises:
         DataError: Published weights are not what the stage read.
@@ -46,7 +43,13 @@ def stored_model(
     referred = (store.done(stage.kind, stage.key) or {}).get(REFERRED)
     if referred is not None:
         return _published(stage, benchmark.runtime, referred)
-    model = _empty_model(stage, benchmark)
+    spec = stage.spec
+    if isinstance(spec, ModelSpec) and stage.start is not None:
+        cls = METHODS[spec.method]
+        config = validate(cls.Config, spec.params, stage.name)
+        model = cls.empty_model(config, benchmark.blank)
+    else:
+        model = benchmark.blank()
     load_weights(model, folder / WEIGHTS)
     return model
 
@@ -61,15 +64,6 @@ def _published(stage: Stage, runtime: Runtime, digest: str) -> nn.Module:
         )
     COMPARED.add(digest)
     return model
-
-
-def _empty_model(stage: Stage, benchmark: Benchmark) -> nn.Module:
-    """What a stage's stored weights are loaded into."""
-    spec = stage.spec
-    if not isinstance(spec, ModelSpec) or stage.start is None:
-        return benchmark.blank()
-    cls = METHODS[spec.method]
-    return cls.empty_model(validate(cls.Config, spec.params, stage.name), benchmark.blank)
 
 
 def benchmark_of(stage: Stage, runtime: Runtime) -> Benchmark:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,22 @@ class Position:
         return (self.total - self.step) * self.seconds / self.steps if self.steps else None
 
 
+class Pace:
+    """Positions of a training, whose phases have a rate each."""
+
+    def __init__(self) -> None:
+        self.now = self._began = 0.0
+        self._first = self._last = math.inf
+
+    def at(self, step: int, total: int, loss: float) -> Position:
+        """The position of a step."""
+        self.now = time.monotonic()
+        if step <= self._last:
+            self._began, self._first = self.now, step
+        self._last = step
+        return Position(step, total, loss, self.now - self._began, int(step - self._first))
+
+
 class PositionFile:
     """A ``progress`` hook that keeps the last position in a stage's scratch folder.
 
@@ -44,22 +61,15 @@ class PositionFile:
     """
 
     def __init__(self, folder: Path):
-        self._path = folder / FILE
-        self._began = self._written = float("-inf")
-        self._first = self._last = 0
+        self._path, self._pace, self._written = folder / FILE, Pace(), -math.inf
 
     def __call__(self, step: int, total: int, loss: float) -> None:
         """Notes the position, at most once in :data:`EVERY` seconds; a full disk is no matter."""
-        now = time.monotonic()
-        if self._began < 0 or step <= self._last:  # a method may train in several phases
-            self._began, self._first = now, step
-        self._last = step
-        if now - self._written < EVERY:
-            return
-        self._written = now
-        position = Position(step, total, loss, now - self._began, step - self._first)
-        with contextlib.suppress(OSError):
-            self._path.write_text(json.dumps(asdict(position)), encoding="utf-8")
+        position = self._pace.at(step, total, loss)
+        if self._pace.now - self._written >= EVERY:
+            self._written = self._pace.now
+            with contextlib.suppress(OSError):
+                self._path.write_text(json.dumps(asdict(position)), encoding="utf-8")
 
 
 def read_position(folder: Path, since: float) -> Position | None:

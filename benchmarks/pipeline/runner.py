@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,17 +43,20 @@ def run_stage(
         wait: Wait while another run works on the stage; else return :data:`BUSY`.
     """
     store, kind = StageStore(runtime.store), KINDS[stage.kind]
+    main, several = processes.is_main(), processes.count() > 1
     done = store.done(stage.kind, stage.key)
-    if done is not None and processes.count() == 1:
+    if done is not None and not several:
         return str(done["status"])
-    with _leased(store, stage, wait=wait or processes.count() > 1) as free:
+    # the first process holds the lease, for all of them
+    lease = store.lease(stage.kind, stage.key, wait=wait or several) if main else nullcontext(True)
+    with lease as free:
         if not free:
             return BUSY
         complete = store.done(stage.kind, stage.key) is not None
-        if processes.count() > 1:
+        if several:
             complete = _agreed(stage, complete, runtime)
-        if not complete and (processes.is_main() or kind.trains):
-            if progress is None and processes.is_main():
+        if not complete and (main or kind.trains):
+            if progress is None and main:
                 progress = PositionFile(store.scratch(stage.kind, stage.key))
             context = StageContext(stage, runtime, events=events, progress=progress)
             try:
@@ -64,25 +67,9 @@ def run_stage(
                 raise RuntimeError("its code raised GeneratorExit") from error
         if not complete:
             processes.wait_for_all()
-        return _status(store, stage)
-
-
-def _leased(store: StageStore, stage: Stage, *, wait: bool) -> AbstractContextManager[bool]:
-    """The first process holds the stage's lease, for all of them."""
-    if not processes.is_main():
-        return nullcontext(True)
-    return store.lease(stage.kind, stage.key, wait=wait)
-
-
-def _status(store: StageStore, stage: Stage) -> str:
-    """The status of a stage that is complete.
-
-    Raises:
-        DataError: This process does not see it.
-    """
-    done = store.done(stage.kind, stage.key)
+        done = store.done(stage.kind, stage.key)
     if done is None:
-        assert not processes.is_main()
+        assert not main
         raise DataError(
             f"--store {store.root}: process {processes.index()} does not see {stage.name}, which "
             "is complete; use a folder that all processes share"
@@ -91,11 +78,7 @@ def _status(store: StageStore, stage: Stage) -> str:
 
 
 def _agreed(stage: Stage, complete: bool, runtime: Runtime) -> bool:
-    """What the first process says of ``complete``, once all processes are at this stage.
-
-    Raises:
-        DataError: The processes are not at the same stage.
-    """
+    """What the first process says of ``complete``, once all processes are at this stage."""
     import torch
 
     from stable_forgetting.common.train.launch import join_processes

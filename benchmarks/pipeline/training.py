@@ -6,7 +6,7 @@ all seeds and for every suite with the same pretraining.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,6 @@ from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError, Diverged, GateError
 from stable_forgetting.common.data.splits import ForgetSplit, ids_digest
 from stable_forgetting.common.methods.base import train_reference
-from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.store.weights import save_weights, weights_digest
 
 if TYPE_CHECKING:
@@ -53,8 +52,7 @@ class Pretrain(StageKind[StageSpec]):
         split = context.cut(benchmark.pretraining_split())
         with context.writing() as folder:
             context.about["held_out"] = None
-            access = frozenset({*split.train_parts, "initial"})
-            model = _train(context, folder, split, access, _on(split.train_parts))
+            model = _train(context, folder, split, split.train_parts)
             if model is None or not processes.is_main():
                 return
             save_file({"train": benchmark.fingerprints(split.train)}, folder / FINGERPRINTS)
@@ -85,8 +83,7 @@ class Original(StageKind[ModelSpec]):
         split = context.split() if own else context.cut(context.benchmark.split(spec.seed))
         _check_pretraining(context, split)
         with context.writing() as folder:
-            access = frozenset({*split.train_parts, "initial"})
-            _train(context, folder, split, access, _on(split.train_parts))
+            _train(context, folder, split, split.train_parts)
 
 
 class Retrain(StageKind[ModelSpec]):
@@ -102,22 +99,11 @@ class Retrain(StageKind[ModelSpec]):
         split = context.split()
         _check_pretraining(context, split)
         with context.writing() as folder:
-            access = frozenset({*split.kept_parts, "initial"})
-            _train(context, folder, split, access, _on(split.kept_parts))
-
-
-def _on(parts: Sequence[str]) -> Callable[[UnlearnTask], nn.Module]:
-    """Trains the fresh model that a task holds on these parts of a split."""
-    return lambda task: train_reference(task, parts, task.model)
+            _train(context, folder, split, split.kept_parts)
 
 
 def _check_pretraining(context: StageContext, split: ForgetSplit) -> None:
-    """Refuses a pretraining that came to nothing, or has seen what is to be learnt or measured.
-
-    Raises:
-        GateError: It diverged.
-        DataError: Samples of the split have something in common with the pretraining's.
-    """
+    """Refuses a pretraining that came to nothing, or has seen what is to be learnt or measured."""
     if PRETRAINED not in context.stage.parents:
         return
     from safetensors.numpy import load_file
@@ -139,23 +125,15 @@ def _check_pretraining(context: StageContext, split: ForgetSplit) -> None:
 
 
 def _train(
-    context: StageContext,
-    folder: Path,
-    split: ForgetSplit,
-    access: frozenset[str],
-    train: Callable[[UnlearnTask], nn.Module],
+    context: StageContext, folder: Path, split: ForgetSplit, parts: Sequence[str]
 ) -> nn.Module | None:
-    """Trains, or takes the published model of the role, and notes what it was trained on.
-
-    Raises:
-        DataError: The published model claims other training data.
-    """
+    """Trains on parts, or takes the role's published model; notes what it was trained on."""
     published = context.benchmark.published(context.stage.kind)
-    ids = split.union(split.kept_parts) if context.stage.kind == "retrain" else split.train
+    ids = split.union(parts)
     trained_on = ids_digest(ids) if published is None else _claimed(context, ids_digest(ids))
-    task = context.task(split, access, model=published)
+    task = context.task(split, frozenset({*parts, "initial"}), model=published)
     with context.recording(task, folder), training(task) as outcome:
-        outcome.model = train(task) if published is None else published
+        outcome.model = train_reference(task, parts, task.model) if published is None else published
     context.about |= outcome.facts() | {
         "published": published is not None,
         "trained_on": trained_on,

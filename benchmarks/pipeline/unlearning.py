@@ -19,13 +19,11 @@ from stable_forgetting.common.data.splits import TRAIN_PARTS, ForgetSplit
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.measure.rules import stopping_goals
 from stable_forgetting.common.measure.scores import save_scores
-from stable_forgetting.common.methods.base import UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.store.records import RECORD, RunRecord, clean_metrics
 from stable_forgetting.common.store.weights import save_weights
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from stable_forgetting.benchmarks.pipeline.context import StageContext
@@ -73,23 +71,27 @@ def training(task: UnlearnTask) -> Iterator[Outcome]:
 
     Divergence is an outcome, not an error.
     """
-    from torch import nn
+    import torch
 
     from stable_forgetting.common.bounded.peft import merge_peft
 
     device = next(task.model.parameters()).device
-    _reset_peak(device)
+    on_card = device.type == "cuda"  # on a CPU a process's peak is not a stage's
+    if on_card:
+        torch.cuda.reset_peak_memory_stats(device)
     started, outcome = time.perf_counter(), Outcome(None)
     try:
         yield outcome
-        if not isinstance(outcome.model, nn.Module):
+        if not isinstance(outcome.model, torch.nn.Module):
             raise TypeError(f"the method returned {type(outcome.model).__name__}, not a model")
         merge_peft(outcome.model)
     except Diverged as error:
         outcome.status, outcome.detail, outcome.step = "diverged", str(error), error.step
-    steps = float(sum(result.steps for result in task.results))
-    seconds = round(time.perf_counter() - started, 3)
-    outcome.cost = {"seconds": seconds, "steps": steps, "peak_bytes": _peak_bytes(device)}
+    outcome.cost = {
+        "seconds": round(time.perf_counter() - started, 3),
+        "steps": float(sum(result.steps for result in task.results)),
+        "peak_bytes": float(torch.cuda.max_memory_allocated(device)) if on_card else None,
+    }
     for part in TRAIN_PARTS:
         outcome.cost[f"{part}_samples"] = float(task.data.reads.samples(part))
         outcome.cost[f"{part}_passes"] = task.data.reads.passes(part)
@@ -111,21 +113,6 @@ def count_parameters(outcome: Outcome, task: UnlearnTask) -> None:
             "trainable_parameters": trainable or task.trained,
             "base_parameters": base,
         }
-
-
-def _reset_peak(device: torch.device) -> None:
-    """Starts a new measurement of peak memory on a GPU."""
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def _peak_bytes(device: torch.device) -> float | None:
-    """Peak memory on a GPU; None on a CPU, where a process's peak is not a stage's."""
-    import torch
-
-    return float(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
 
 
 class Unlearn(StageKind[ModelSpec]):
@@ -151,16 +138,14 @@ class Unlearn(StageKind[ModelSpec]):
                 detail = f"an earlier request diverged: {before.get('status_detail', '')}"
                 context.about |= {"status": "diverged", "status_detail": detail}
             return
-        config = validate(cls.Config, spec.params, context.stage.name)
-        config = _with_limits(context, config)
-        method: UnlearningMethod = cls(config)
+        config = _with_limits(context, validate(cls.Config, spec.params, context.stage.name))
         with context.writing() as folder:
             start = context.model("start")
             names = frozenset(start.state_dict())
             task = context.task(split, cls.info.access, model=start, method=spec.method)
             with context.recording(task, folder, _trajectory(context, split, config)):
                 with training(task) as outcome:
-                    outcome.model = method.unlearn(task)
+                    outcome.model = cls(config).unlearn(task)
                 count_parameters(outcome, task)
             context.about |= outcome.facts()
             if outcome.model is None or not processes.is_main():
@@ -168,10 +153,10 @@ class Unlearn(StageKind[ModelSpec]):
             alone = cls.info.models == 1
             if alone and any(True for _ in adapted_layers(outcome.model)):
                 save_adapter(outcome.model, folder)
-            else:
-                if alone and names != outcome.model.state_dict().keys():
-                    raise TypeError("the method returned a model with other tensors than Original")
-                save_weights(outcome.model, folder)
+                return
+            if alone and names != outcome.model.state_dict().keys():
+                raise TypeError("the method returned a model with other tensors than Original")
+            save_weights(outcome.model, folder)
 
 
 def _trajectory(context: StageContext, split: ForgetSplit, config: Any) -> EvaluateDuring:
@@ -193,11 +178,7 @@ def _trajectory(context: StageContext, split: ForgetSplit, config: Any) -> Evalu
 
 
 def _with_limits(context: StageContext, config: Any) -> Any:
-    """The method's config with numbers for ``stop_below: goal`` and for values ``retrain``.
-
-    Raises:
-        DataError: A value is unknown: the reference model diverged or lacks the metric.
-    """
+    """The method's config with numbers for ``stop_below: goal`` and for values ``retrain``."""
     if "goal" not in context.stage.parents:
         return config
     measured = RunRecord.load(context.folder("goal") / RECORD).metrics

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from stable_forgetting.benchmarks.audits.plan import probe_plan
@@ -13,12 +14,13 @@ from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.run import Lines
 from stable_forgetting.benchmarks.leaderboard.write import write_report
 from stable_forgetting.benchmarks.pipeline.context import SCALARS
-from stable_forgetting.benchmarks.pipeline.schedule import Execution, run_suite
-from stable_forgetting.benchmarks.pipeline.stage import Stage
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.schedule import run_suite
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
 from stable_forgetting.benchmarks.rehearsal.suite import WARNING, with_rows
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
-from stable_forgetting.benchmarks.suite.resolved import described
+from stable_forgetting.benchmarks.suite.resolved import config_of, described
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.errors import UserError, one_line
 from stable_forgetting.common.protocol.benchmark import Runtime
@@ -26,6 +28,7 @@ from stable_forgetting.common.store.stages import StageStore
 
 HEADS = ["row", "steps", "taken", "first rate", "last rate", "adapters", "precision", "s", ""]
 OK, ABSENT = "ok", "not applicable: "
+Planner = Callable[[ResolvedSuite, StageStore], Plan]
 Rehearsed = dict[str, str]
 """What became of a row, or of what follows the rows: the cells under :data:`HEADS`."""
 
@@ -38,82 +41,59 @@ def rehearse(suite: ResolvedSuite, runtime: Runtime, executor: Executor) -> Iter
         runtime: Its store is the rehearsal's own.
         executor: Runs the stages.
     """
-    watcher = Lines(shown=False)
-    store, good = StageStore(runtime.store), []
-    rows = sorted(suite.rows, key=lambda row: row.method not in REFERENCES)
-    for row in rows:
-        one = with_rows(suite, row.label)
-        work = _Timed(
-            lambda one=one: run_suite(  # type: ignore[misc]
-                one, runtime, executor, watcher=watcher, live_events=False
-            )
+    store, good, watcher = StageStore(runtime.store), [], Lines(shown=False)
+
+    def run(part: ResolvedSuite, planner: Planner = make_plan) -> Plan:
+        made = run_suite(
+            part, runtime, executor, watcher=watcher, planner=planner, live_events=False
         )
-        result = _row(row, suite, work, store)
+        if made.failed:
+            raise RuntimeError(next(iter(made.failed.values())))
+        return made.plan
+
+    for row in sorted(suite.rows, key=lambda row: row.method not in REFERENCES):
+        one = with_rows(suite, row.label)
+        result = _timed(row.label, lambda row=row, one=one: _row(row, suite, run(one), store))  # type: ignore[misc]
         if result[""] == OK:
             good.append(row.label)
         yield result
     whole = with_rows(suite, *good)
     if suite.audits:
-        audits = _Timed(
-            lambda: run_suite(
-                whole, runtime, executor, watcher=watcher, planner=probe_plan, live_events=False
-            )
-        )
-        yield audits.row("audits")
-    report = _Timed(
-        lambda: write_report(make_leaderboard(whole, store), runtime.store, events=True)
-    )
-    yield report.row("report")
+        yield _timed("audits", lambda: run(whole, probe_plan))
+    written = partial(write_report, root=runtime.store, events=True)
+    yield _timed("report", lambda: written(make_leaderboard(whole, store)))
 
 
-class _Timed:
-    """Does something; what goes wrong becomes one line."""
-
-    def __init__(self, work: Callable[[], Any]):
-        started = time.perf_counter()
-        self.result, self.error = None, ""
-        try:
-            self.result = work()
-        except (UserError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as e:
-            self.error = one_line(e)
-        if isinstance(self.result, Execution) and self.result.failed:
-            self.error = " ".join(next(iter(self.result.failed.values())).split())
-        self.seconds = time.perf_counter() - started
-
-    def row(self, label: str, end: str = OK, **cells: str) -> Rehearsed:
-        """A line of the table, whose last cell is what went wrong, or ``end``."""
-        known = {"row": label, "s": f"{self.seconds:.1f}", "": self.error or end, **cells}
-        return {head: known.get(head, "") for head in HEADS}
+def _timed(label: str, work: Callable[[], Any]) -> Rehearsed:
+    """A line of the table: cells that some work gives, its seconds, and what went wrong."""
+    started, cells = time.perf_counter(), {"row": label, "": OK}
+    try:
+        made = work()
+        cells |= made if isinstance(made, dict) else {}
+    except (UserError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        cells[""] = one_line(error)
+    cells["s"] = f"{time.perf_counter() - started:.1f}"
+    return {head: cells.get(head, "") for head in HEADS}
 
 
-def _row(row: ResolvedRow, suite: ResolvedSuite, work: _Timed, store: StageStore) -> Rehearsed:
-    if work.error or work.result is None:
-        return work.row(row.label)
-    plan = work.result.plan
+def _row(row: ResolvedRow, suite: ResolvedSuite, plan: Plan, store: StageStore) -> Rehearsed:
+    """What the log and the files of a row's model say."""
     if row.label in plan.inapplicable:
-        return work.row(row.label, f"{ABSENT}{plan.inapplicable[row.label]}")
+        return {"": f"{ABSENT}{plan.inapplicable[row.label]}"}
     model: Stage = next(r.stage for r in plan.results if r.label == row.label).parents["model"]
-    done = store.done(model.kind, model.key) or {}
-    reference = row.method in REFERENCES
-    config: Any = getattr(suite.protocol, "train", None) if reference else row.config
+    done, folder = store.done(model.kind, model.key) or {}, store.folder(model.kind, model.key)
     weights = getattr(getattr(suite.protocol, "model", None), "dtype", "float32")
-    folder = store.folder(model.kind, model.key)
-    cells = {"precision": described(config, weights)["trained in"]}
-    if steps := _steps(folder / SCALARS):
-        cells |= {"steps": str(int(done["cost"]["steps"])), "taken": str(len(steps))}
-        cells |= {"first rate": f"{steps[0][1]:.3g}", "last rate": f"{steps[-1][1]:.3g}"}
-    if (adapter := folder / "adapter.json").is_file():
+    cells = {"precision": described(config_of(suite, row), weights)["trained in"]}
+    log, adapter = folder / SCALARS, folder / "adapter.json"
+    lines = map(json.loads, log.read_text("utf-8").splitlines() if log.is_file() else ())
+    if rates := [line["lr"] for line in lines if "lr" in line]:
+        cells |= {"steps": str(int(done["cost"]["steps"])), "taken": str(len(rates))}
+        cells |= {"first rate": f"{rates[0]:.3g}", "last rate": f"{rates[-1]:.3g}"}
+    if adapter.is_file():
         cells["adapters"] = str(len(json.loads(adapter.read_text())["layers"]))
-    ended = OK if done["status"] == "ok" else done.get("status_detail", done["status"])
-    return work.row(row.label, ended, **cells)
-
-
-def _steps(path: Any) -> list[tuple[int, float]]:
-    """(number, rate) of each optimizer step that was logged."""
-    if not path.is_file():
-        return []
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [(line["step"], line["lr"]) for line in lines if "lr" in line]
+    if done["status"] != "ok":
+        cells[""] = done.get("status_detail", done["status"])
+    return cells
 
 
 def failed(row: Rehearsed) -> bool:

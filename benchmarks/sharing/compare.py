@@ -78,8 +78,11 @@ def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | No
     """
     path = Path(text)
     store, colon, suite = text.rpartition(":")
+    if path.is_dir() and not (path / RECORDS).is_file():
+        return _of_results(path, text)
     if path.is_dir() or (path.is_file() and path.suffix not in (".yaml", ".yml")):
-        return _of_path(path)
+        with opened(path) if path.suffix == ".zip" else nullcontext(path) as place:
+            return of_board(board_of(read_records(place), place), text)
     if colon and not Path(store).is_dir():
         raise ConfigError(f"compare {text}: {store} is no store; write STORE:SUITE, or a path")
     made = board(suite, Path(store) if colon else None)
@@ -88,13 +91,6 @@ def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | No
     if not colon and (RESULTS / text / RUNS).is_file():
         return _of_results(RESULTS / text, f"{text} (shipped)")
     raise ConfigError(f"compare {text}: no records of {suite}; run: unlearn run {suite}")
-
-
-def _of_path(path: Path) -> Results:
-    if path.is_dir() and not (path / RECORDS).is_file():
-        return _of_results(path, str(path))
-    with opened(path) if path.suffix == ".zip" else nullcontext(path) as place:
-        return of_board(board_of(read_records(place), place), str(path))
 
 
 def of_board(board: Leaderboard, name: str) -> Results:
@@ -134,15 +130,12 @@ def _of_results(folder: Path, name: str) -> Results:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{folder}: no results that can be read ({one_line(error)})") from None
     suite = data["suite"].partition("+")[0]
-    return Results(name, suite, runs, _known_titles(suite, data["distance"]["title"]))
-
-
-def _known_titles(suite: str, distance: str) -> Titles:
-    """The titles of a built-in suite; none of another."""
-    if suite not in suite_names():
-        return {}
-    resolved = load_suite(suite)
-    return _titles(resolved, metric_specs(resolved.spec, resolved.probes), distance)
+    titles: Titles = {}
+    if suite in suite_names():
+        known = load_suite(suite)
+        specs = metric_specs(known.spec, known.probes)
+        titles = _titles(known, specs, data["distance"]["title"])
+    return Results(name, suite, runs, titles)
 
 
 def _run(

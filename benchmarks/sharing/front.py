@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import info_of
@@ -13,13 +13,7 @@ from stable_forgetting.benchmarks.leaderboard.settings import place_of
 from stable_forgetting.benchmarks.leaderboard.tables import MARKS, NOTES
 from stable_forgetting.benchmarks.report import html
 from stable_forgetting.benchmarks.report.cells import MISSING, number
-from stable_forgetting.benchmarks.report.section import (
-    Column,
-    Picture,
-    Section,
-    Table,
-    table,
-)
+from stable_forgetting.benchmarks.report.section import Column, Picture, Section, Table, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.sharing import heat, versus
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
@@ -82,15 +76,16 @@ def lists(pages: Sequence[Page]) -> dict[str, str]:
 
 def _index(pages: Sequence[Page], methods: Mapping[str, Any]) -> list[Section]:
     boards = [page for page in pages if page.data]
-    others = [page for page in pages if not page.data]
+    others = {page.title: page.file for page in pages if not page.data}
     words = "; ".join(f"{name}: {text}" for name, text in ORIGINS.items())
+    listed = table(["page"], [[title] for title in others], links=others)
     return [
         Section("Machine unlearning, measured", (INTRODUCTION,), depth=1),
         Section("Start here", content=_doors(boards)),
         Section("All methods, all tables", (HEAT,), content=_heat(boards, methods)),
         Section("Suites", content=_suites(boards)),
         Section(text=(f"{words[0].upper()}{words[1:]}.",), tone="muted"),
-        *([Section("Comparisons and sweeps", content=_others(others))] if others else []),
+        *([Section("Comparisons and sweeps", content=listed)] if others else []),
     ]
 
 
@@ -107,7 +102,7 @@ def _doors(boards: Sequence[Page]) -> Table:
     ]
     places = ("versus.html", "#all-methods", first.file, ROWS)
     links = {row[0]: place for row, place in zip(rows, places, strict=True)}
-    return replace(table(["question", "answer"], rows, words=True), links=links)
+    return table(["question", "answer"], rows, words=True, links=links)
 
 
 def _heat(boards: Sequence[Page], methods: Mapping[str, Any]) -> Picture:
@@ -123,11 +118,6 @@ def _heat(boards: Sequence[Page], methods: Mapping[str, Any]) -> Picture:
     links |= {row: _method_file(row) for row in cells if row in methods}
     titles = {_name(page): page.title for page in boards}
     return heat.picture(cells, [_name(page) for page in measured], links, titles)
-
-
-def _others(pages: Sequence[Page]) -> Table:
-    content = table(["page"], [[page.title] for page in pages])
-    return replace(content, links={page.title: page.file for page in pages})
 
 
 def _name(page: Page) -> str:
@@ -170,18 +160,10 @@ def _suites(pages: Sequence[Page]) -> Table:
         floor, methods = page.data["floor"], _methods(page)
         best = min(methods, key=lambda row: row["derived"]["ag"]["mean"], default=None)
         near = sum((row["verdict"] or {}).get("word") == "indistinguishable" for row in methods)
-        rows.append(
-            [
-                _name(page),
-                page.title,
-                page.origin,
-                str(len(methods)),
-                number(floor["mean"] if floor else None, 2),
-                best["row"] if best else MISSING,
-                number(best["derived"]["ag"]["mean"] if best else None, 2),
-                str(near),
-            ]
-        )
+        nearest = [best["row"], number(best["derived"]["ag"]["mean"], 2)] if best else [MISSING] * 2
+        second = number(floor["mean"] if floor else None, 2)
+        about = [_name(page), page.title, page.origin, str(len(methods))]
+        rows.append([*about, second, *nearest, str(near)])
     heads: list[str | Column] = [
         "suite",
         Column("what", "words"),
@@ -192,7 +174,7 @@ def _suites(pages: Sequence[Page]) -> Table:
         Column("distance", doc="is that row's, mean over seeds"),
         Column("indistinguishable", doc="counts the rows that are, from a retrained model"),
     ]
-    return replace(table(heads, rows), links={row[0]: f"{row[0]}.html" for row in rows})
+    return table(heads, rows, links={row[0]: f"{row[0]}.html" for row in rows})
 
 
 def _methods(page: Page) -> list[Mapping[str, Any]]:
@@ -229,4 +211,4 @@ def _every(rows: Sequence[Sequence[str]], links: Mapping[str, str]) -> Table:
         Column("rank", doc="is the place in its suite"),
         Column("of", doc="counts the suite's methods"),
     ]
-    return replace(table(heads, rows), links=links, notes=NOTES)
+    return table(heads, rows, links=links, notes=NOTES)

@@ -18,12 +18,7 @@ from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_deta
 from stable_forgetting.benchmarks.leaderboard.tables import READING
 from stable_forgetting.benchmarks.report import html
 from stable_forgetting.benchmarks.report.files import write_files
-from stable_forgetting.benchmarks.report.section import (
-    Detail,
-    Picture,
-    Section,
-    Table,
-)
+from stable_forgetting.benchmarks.report.section import Detail, Picture, Section, Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board, read_report
 from stable_forgetting.benchmarks.sharing import versus
 from stable_forgetting.benchmarks.sharing.front import INDEX, ORIGINS, Page, lists

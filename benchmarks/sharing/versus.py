@@ -112,10 +112,18 @@ def encounters(
     boards, withdrawn = _boards(stores, words.split())
     met: list[Encounter] = []
     for pair in pairs:
-        own = _distinct(_meet(name, board, pair) for name, board in boards.items())
+        found = []
+        for name, board in boards.items():
+            try:
+                found.append(_meet(name, board, pair))
+            except (LookupError, TypeError, AttributeError) as error:
+                raise DataError(f"{name}: {BOARD} cannot be read ({one_line(error)})") from None
+        own = _distinct(found)
         if not own:
             raise ConfigError(_missing(pair, boards))
-        met += _corrected(own)
+        p = {n: each.difference.p_value for n, each in enumerate(own) if each.difference}
+        q = holm_by_key(p)
+        met += [replace(each, q=q.get(n)) for n, each in enumerate(own)]
     return met, withdrawn
 
 
@@ -136,18 +144,7 @@ def _boards(
 
 
 def _meet(name: str, board: Mapping[str, Any], pair: tuple[str, str]) -> Encounter | None:
-    """The pair in a table; None where it has not both.
-
-    Raises:
-        DataError: The table is damaged.
-    """
-    try:
-        return _read(name, board, pair)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{name}: {BOARD} cannot be read ({one_line(error)})") from None
-
-
-def _read(name: str, board: Mapping[str, Any], pair: tuple[str, str]) -> Encounter | None:
+    """The pair in a table; None where it has not both."""
     rows = {row["row"]: row for row in board["rows"]}
     if not all(label in rows and rows[label]["seeds"] for label in pair):
         return None
@@ -189,12 +186,6 @@ def _distinct(found: Iterable[Encounter | None]) -> list[Encounter]:
     return sorted(result, key=lambda each: each.suite)
 
 
-def _corrected(met: Sequence[Encounter]) -> list[Encounter]:
-    """Every comparison with its q, where it has a p."""
-    q = holm_by_key({n: own.difference.p_value for n, own in enumerate(met) if own.difference})
-    return [replace(own, q=q.get(n)) for n, own in enumerate(met)]
-
-
 def _missing(pair: tuple[str, str], boards: Mapping[str, Mapping[str, Any]]) -> str:
     known = {row["row"] for board in boards.values() for row in board["rows"]}
     unknown = [label for label in pair if label not in known]
@@ -207,16 +198,15 @@ def _missing(pair: tuple[str, str], boards: Mapping[str, Mapping[str, Any]]) -> 
 
 # What is shown -----------------------------------------------------------------------------------
 
-GAIN = (
-    "is the first row's distance to the goal less the second's, paired by seed, with its 95 % "
-    "CI (t): below 0 the first is nearer"
-)
-SHARE = "is the same over the sum of both distances: at -100 the first would be at the goal"
-CORRECTED = (
-    f"is the paired t-test's p, corrected for the tables of the pair (Holm); {LEVEL:g} or less is "
-    "a difference"
-)
-SECOND = "is the distance of a second Retrain"
+DOCS = {
+    "n": "counts the seeds of both",
+    "2nd Retrain": "is the distance of a second Retrain",
+    "difference": "is the first row's distance to the goal less the second's, paired by seed, with "
+    "its 95 % CI (t): below 0 the first is nearer",
+    "in %": "is the same over the sum of both distances: at -100 the first would be at the goal",
+    "q": "is the paired t-test's p, corrected for the tables of the pair (Holm); "
+    f"{LEVEL:g} or less is a difference",
+}
 
 
 def sections(met: Sequence[Encounter], withdrawn: Sequence[str]) -> list[Section]:
@@ -262,20 +252,14 @@ def _table(
     pair: tuple[str, str], met: Sequence[Encounter], explained: Sequence[Encounter]
 ) -> Table:
     """The tables of a pair; the first table of all explains the columns, and every reading."""
-    heads: list[str | Column] = [
-        "suite",
-        Column("n", doc="counts the seeds of both"),
-        Column(pair[0], doc="and the next column: mean distances to the goal"),
-        Column(pair[1]),
-        Column("2nd Retrain", doc=SECOND),
-        Column("unit", "label"),
-        Column("difference", doc=GAIN),
-        Column("in %", doc=SHARE),
-        Column("q", doc=CORRECTED),
-        Column("reading", "label"),
+    docs = {**DOCS, pair[0]: "and the next column: mean distances to the goal"} if explained else {}
+    names = ("suite", "n", *pair, "2nd Retrain", "unit", "difference", "in %", "q", "reading")
+    heads = [
+        Column(
+            name, "label" if name in ("suite", "unit", "reading") else "number", docs.get(name, "")
+        )
+        for name in names
     ]
-    if not explained:
-        heads = [replace(h, doc="") if isinstance(h, Column) else Column(h, "label") for h in heads]
     rows = [_cells(own) for own in met]
     kept = (0, 1, 6, 8, 9)
     narrow = table([heads[k] for k in kept], [[row[k] for k in kept] for row in rows])
@@ -305,20 +289,14 @@ def to_csv(met: Sequence[Encounter]) -> str:
 
 
 def _line(own: Encounter) -> dict[str, Any]:
-    share = own.share or (None, None, None)
-    line: dict[str, Any] = {
-        "first": own.pair[0],
-        "second": own.pair[1],
-        "suite": own.suite,
-        "also": " ".join(own.also),
-        "unit": own.unit,
-        "first_mean": own.means and own.means[0],
-        "second_mean": own.means and own.means[1],
-        "floor": own.floor,
-    }
+    none = (None, None, None)
+    line: dict[str, Any] = dict(zip(("first", "second"), own.pair, strict=True))
+    line |= {"suite": own.suite, "also": " ".join(own.also), "unit": own.unit}
+    line |= zip(("first_mean", "second_mean"), own.means or none[:2], strict=True)
+    line["floor"] = own.floor
     if own.difference is not None:
         kept = ("mean", "low", "high", "n")
         line |= {key: getattr(own.difference.summary, key) for key in kept}
-        line |= {"p": own.difference.p_value}
-    names = ("percent", "percent_low", "percent_high")
-    return line | dict(zip(names, share, strict=True)) | {"q": own.q, "reading": own.reading}
+        line["p"] = own.difference.p_value
+    line |= zip(("percent", "percent_low", "percent_high"), own.share or none, strict=True)
+    return line | {"q": own.q, "reading": own.reading}

@@ -24,11 +24,7 @@ def check_defaults(spec: Suite, origin: str) -> None:
 
 
 def check_known(spec: Suite, keys: Iterable[str], origin: str) -> None:
-    """Refuses a setting that no row's method has.
-
-    Raises:
-        ConfigError: There is one.
-    """
+    """Refuses a setting that no row's method has."""
     methods = {(row and row.method) or label for label, row in spec.methods.items()}
     known = [METHODS[method].Config for method in sorted(methods) if method in METHODS]
     fields = {name for config in known for name in (*config.model_fields, *config.aliases)}
@@ -89,15 +85,7 @@ def _budgeted(
 def budget_of(
     spec: Suite, method: str, row: Row, config: Strict, varied: Iterable[str]
 ) -> BudgetWord:
-    """How a row stands to its suite's budget.
-
-    Args:
-        spec: The suite.
-        method: Of the row.
-        row: As it was written.
-        config: Of the row.
-        varied: Params that its trials vary.
-    """
+    """How a row stands to its suite's budget; ``varied`` are the params that its trials vary."""
     cls = METHODS[method]
     if spec.budget is None or method in REFERENCES or "retain" not in cls.info.access:
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -29,11 +30,7 @@ class SuiteProbe:
 
 
 def make_probes(spec: Suite, origin: str) -> dict[str, SuiteProbe]:
-    """Name -> probe.
-
-    Raises:
-        ConfigError: An unknown probe or setting, or one for models of another modality.
-    """
+    """Name -> probe."""
     modality = BENCHMARKS[spec.benchmark].modality
     probes = {}
     for name, given in spec.probes.items():
@@ -161,17 +158,10 @@ def read_printed() -> list[Printed]:
         with path.open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
                 line["text"] = line.pop("value")
-                if _is_number(line["text"]):
+                with suppress(ValueError):
+                    float(line["text"])
                     values.append(Printed(**line))
     return values
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 @cache
@@ -195,11 +185,8 @@ def read_figures() -> dict[str, dict[str, str]]:
 
 def recomputed_gap(row: PublishedRow, reference: PublishedRow) -> float | None:
     """Mean |gap| to the table's own Retrain over its (FA or UA), RA, TA, MIA columns."""
-    names = [
-        name
-        for name in ("FA", "UA", "RA", "TA", "MIA")
-        if name in row.values and name in reference.values
-    ]
+    both = row.values.keys() & reference.values.keys()
+    names = [name for name in ("FA", "UA", "RA", "TA", "MIA") if name in both]
     if len(names) != 4:
         return None
     return math.fsum(abs(row.values[n][0] - reference.values[n][0]) for n in names) / 4

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, create_model, model_validator
 
-from stable_forgetting.common.base.config import Strict, did_you_mean, merge, validate
+from stable_forgetting.common.base.config import Strict, merge, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.base.registry import METHODS
@@ -131,11 +131,7 @@ class GridRow:
 def grid_row(
     grid: Grid, label: str, *, method: str, preset: str | None, params: Mapping[str, Any], file: str
 ) -> GridRow:
-    """The grid of one row, without the suite's defaults.
-
-    Raises:
-        ConfigError: The method has no such axes, or the row sets what the grid varies.
-    """
+    """The grid of one row, without the suite's defaults."""
     own, config = grid.rows.get(label, Axes()), METHODS[method].Config
     for needed in ("lr", "steps", "evaluate_every"):
         if needed not in config.model_fields:
@@ -156,18 +152,6 @@ def grid_row(
     lambdas = (own.lambdas or grid.lambdas) if axis else (1.0,)
     lrs = own.lrs or grid.lrs
     return GridRow(method, preset, axis, lrs, lambdas, grid.steps, params, file)
-
-
-def check_grid(grid: Grid, labels: Sequence[str], origin: str) -> None:
-    """Refuses axes of a row that is not there.
-
-    Raises:
-        ConfigError: There are such axes.
-    """
-    for label in grid.rows:
-        if label not in labels:
-            hint = did_you_mean(label, labels)
-            raise ConfigError(f"{origin}: grid.rows: no row '{label}'{hint}")
 
 
 @dataclass(frozen=True)
@@ -193,11 +177,7 @@ class Acceptance:
 
 
 def acceptance(axes: SweepAxes, tolerances: Mapping[str, Any], origin: str) -> Acceptance:
-    """The rule of a grid, with the benchmark's own tolerances where it has none.
-
-    Raises:
-        ConfigError: A key is no metric that sweeps of this benchmark judge, or its value is wrong.
-    """
+    """The rule of a grid, with the benchmark's own tolerances where it has none."""
     judged = (axes.forgotten, axes.retained, axes.utility)
     fields: dict[str, Any] = {
         metric: (NonNegative, value) for metric, value in zip(judged, axes.tolerances, strict=True)

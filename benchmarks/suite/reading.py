@@ -86,13 +86,8 @@ def _own(path: Path) -> dict[str, Any]:
 
 
 def suite_version(name: str) -> int:
-    """A suite's version, which its file says, without checking the rest of it.
-
-    Raises:
-        ConfigError: As of :func:`read_suite`.
-    """
-    version: int = read_suite(name)[1].get("version", 1)
-    return version
+    """A suite's version, which its file says, without checking the rest of it."""
+    return int(read_suite(name)[1].get("version", 1))
 
 
 class _File:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,25 +17,13 @@ from stable_forgetting.benchmarks.suite.defaults import (
     row_params,
 )
 from stable_forgetting.benchmarks.suite.goals import SuiteProbe, make_probes, with_columns
-from stable_forgetting.benchmarks.suite.grid import (
-    Acceptance,
-    GridRow,
-    acceptance,
-    check_grid,
-    grid_row,
-)
+from stable_forgetting.benchmarks.suite.grid import Acceptance, GridRow, acceptance, grid_row
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite, is_file
 from stable_forgetting.benchmarks.suite.tune import Draw, Search, search_of
 from stable_forgetting.common.audits import make_audit
 from stable_forgetting.common.audits.base import Audit, ModelAudit
-from stable_forgetting.common.base.config import (
-    Strict,
-    did_you_mean,
-    digest,
-    merge,
-    validate,
-)
+from stable_forgetting.common.base.config import Strict, did_you_mean, digest, merge, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.methods.base import ALIASES, MethodInfo, resolve_config
@@ -228,19 +216,11 @@ def _check_attack(spec: Suite, origin: str) -> None:
 
 
 def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -> dict[str, Audit]:
-    """The audits of a report: those that need no further training of models.
-
-    Raises:
-        ConfigError: An unknown audit or setting, or one that needs trainings of its own.
-    """
-    if not settings:
-        return {}
-
-    audits = {
-        name: make_audit(name, values, f"{origin}.{name}") for name, values in settings.items()
-    }
-    for name, audit in audits.items():
-        if audit.info.tier == "shadows":
+    """The audits of a report: those that need no further training of models."""
+    audits = {}
+    for name, values in settings.items():
+        audits[name] = make_audit(name, values, f"{origin}.{name}")
+        if audits[name].info.tier == "shadows":
             raise ConfigError(
                 f"{origin}.{name}: trains models of its own; leave it out and run: unlearn attack "
                 f"SUITE --attacks {name}, which prints the cost first"
@@ -250,11 +230,7 @@ def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -
 
 def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
     """The suite with these rows and the references alone."""
-    for label in only:
-        if label not in spec.methods:
-            raise ConfigError(
-                f"{origin}: no row '{label}'{did_you_mean(label, list(spec.methods))}"
-            )
+    _check_rows(origin, only, list(spec.methods))
     methods = {
         label: row
         for label, row in spec.methods.items()
@@ -282,7 +258,9 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
         row = row.model_copy(update={"params": merge(row.params, grid.set(*grid.points[0]))})
     params = row_params(spec, method, row, where)
     if grid is not None:
-        return _swept(label, replace(grid, params=params))
+        grid = replace(grid, params=params)
+        configs = [grid.config(*point) for point in grid.points]  # every one is valid
+        return ResolvedRow(label, method, configs[0], grid=grid)
     config = resolve_config(method, row.preset, params, origin=f"{where}.params")
     search = None
     if spec.tune and row.tune and cls.info.changes_model and method not in REFERENCES:
@@ -292,12 +270,6 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
     draws = search.more((), ()) if search else ()
     budget = budget_of(spec, method, row, config, search.space if search else ())
     return ResolvedRow(label, method, config, search, draws, budget)
-
-
-def _swept(label: str, grid: GridRow) -> ResolvedRow:
-    """A row of a grid, of which every point is a valid config."""
-    configs = [grid.config(*point) for point in grid.points]
-    return ResolvedRow(label, grid.method, configs[0], grid=grid)
 
 
 def _accepts(spec: Suite, origin: str) -> Acceptance | None:
@@ -310,7 +282,7 @@ def _accepts(spec: Suite, origin: str) -> Acceptance | None:
             f"{origin}: benchmark '{spec.benchmark}' declares no sweep_axes, which say when a "
             "cell is acceptable; sweep another suite"
         )
-    check_grid(spec.grid, list(spec.methods), origin)
+    _check_rows(f"{origin}: grid.rows", spec.grid.rows, list(spec.methods))
     return acceptance(axes, spec.grid.rule, f"{origin}: grid.rule")
 
 
@@ -327,13 +299,17 @@ def _check_class(cls: Any, where: str) -> None:
         ) from None
 
 
+def _check_rows(origin: str, labels: Iterable[str], known: list[str]) -> None:
+    for label in labels:
+        if label not in known:
+            raise ConfigError(f"{origin}: no row '{label}'{did_you_mean(label, known)}")
+
+
 def _check_labels(spec: Suite, origin: str) -> None:
     """A grid or a space that no row uses is a misspelling."""
     labels = [*spec.methods, "default"]
-    for part, label in spec.tune.labels() if spec.tune else ():
-        if label not in labels and label not in METHODS:
-            raise ConfigError(
-                f"{origin}: tune.{part}: no row '{label}'{did_you_mean(label, labels)}"
-            )
+    for part in ("grids", "spaces") if spec.tune else ():
+        unknown = [label for label in getattr(spec.tune, part) if label not in METHODS]
+        _check_rows(f"{origin}: tune.{part}", unknown, labels)
     default = spec.tune.spaces.get("default", {}) if spec.tune else {}
     check_known(spec, [key.partition(".")[0] for key in default], f"{origin}: tune.spaces.default")

@@ -5,46 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
 
-HEADS = (
-    "row",
-    "length",
-    "batch",
-    "rate",
-    "schedule",
-    "trained in",
-    "adapter",
-    "loss average",
-    "compat",
-)
-
-
+TRAINED = ("length", "batch", "rate", "schedule", "trained in", "adapter", "loss average", "compat")
+HEADS = ("row", *TRAINED)
 SHOWN = frozenset(
-    {
-        *(
-            "steps",
-            "epochs",
-            "epochs_of",
-            "timing",
-            "batch_size",
-            "accumulation",
-            "optimizer",
-            "lr",
-        ),
-        *(
-            "weight_decay",
-            "schedule",
-            "warmup_steps",
-            "warmup_epochs",
-            "mixed_precision",
-            "average",
-        ),
-        *(f"adapter.{name}" for name in ("phi", "omega", "rank", "alpha", "placement", "targets")),
-        *("adapter.mode", "compat", "fila.compat"),
-    }
+    "steps epochs epochs_of timing batch_size accumulation optimizer lr weight_decay schedule "  # noqa: SIM905
+    "warmup_steps warmup_epochs mixed_precision average adapter.phi adapter.omega adapter.rank "
+    "adapter.alpha adapter.placement adapter.targets adapter.mode compat fila.compat".split()
 )
 """Settings of a method that :func:`resolved_table` has columns for."""
 SILENT = frozenset({"log_every", "checkpoint_every", "probe_every"})
@@ -57,13 +27,16 @@ def resolved_table(suite: ResolvedSuite) -> list[dict[str, str]]:
     weights = getattr(getattr(suite.protocol, "model", None), "dtype", "float32")
     lines = []
     for row in suite.rows:
-        reference = row.method in REFERENCES
-        config: Any = getattr(suite.protocol, "train", None) if reference else row.config
-        line = {"row": row.label, **described(config, weights)}
+        line = {"row": row.label, **described(config_of(suite, row), weights)}
         line["length"] += " (own budget)" if row.budget == "own" else ""
         line["rate"] += f" (first of {len(row.grid.lrs)})" if row.grid else ""
         lines.append(line)
     return lines
+
+
+def config_of(suite: ResolvedSuite, row: ResolvedRow) -> Any:
+    """The config of a row: its own, or the recipe of the reference models."""
+    return getattr(suite.protocol, "train", None) if row.method in REFERENCES else row.config
 
 
 def pretraining_table(suite: ResolvedSuite) -> list[dict[str, str]]:
@@ -88,11 +61,10 @@ def further_table(suite: ResolvedSuite) -> list[list[str]]:
     """
     length, lines, trained = _longest(suite), [], []
     for row in suite.rows:
-        reference = row.method in REFERENCES
-        config: Any = getattr(suite.protocol, "train", None) if reference else row.config
+        config = config_of(suite, row)
         flat = {} if config is None else _flat(config.model_dump())
         settings = {f"{k} {v}" for k, v in flat.items() if k not in SHOWN | SILENT}
-        trained += [] if reference else [settings]
+        trained += [] if row.method in REFERENCES else [settings]
         size = getattr(config, "batch_size", None)
         tokens = f"{size} x {length} = {size * length:,}" if size and length else ""
         lines.append((row.label, tokens, settings))
@@ -121,14 +93,12 @@ def _flat(settings: Mapping[str, Any], stem: str = "") -> dict[str, str]:
 
 
 def described(config: Any, weights: str = "float32") -> dict[str, str]:
-    """The cells of one training by :data:`HEADS`, empty where a method has no such setting.
+    """The cells of a method's config or a recipe by :data:`HEADS`, empty where it has no such.
 
-    Args:
-        config: Of a method, or a recipe.
-        weights: Type of the model's weights.
+    ``weights`` is the type of the model's weights.
     """
     have = type(config).model_fields
-    cells = dict.fromkeys(HEADS[1:], "")
+    cells = dict.fromkeys(TRAINED, "")
     cells["length"] = _length(config) if {"steps", "epochs"} & have.keys() else ""
     if "batch_size" in have:
         micro = getattr(config, "accumulation", 1)
@@ -183,11 +153,6 @@ def _adapter(adapter: Any, trains: bool) -> str:
 
 
 def _compat(config: Any) -> str:
-    fila = getattr(config, "fila", None)
-    settings: Mapping[str, Any] = {"": config, "fila ": fila}
-    words = [
-        f"{name}{settings[name].compat}"
-        for name in settings
-        if getattr(settings[name], "compat", None) not in (None, "none")
-    ]
-    return ", ".join(words)
+    told = {"": getattr(config, "compat", None)}
+    told["fila "] = getattr(getattr(config, "fila", None), "compat", None)
+    return ", ".join(f"{name}{how}" for name, how in told.items() if how not in (None, "none"))

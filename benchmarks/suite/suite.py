@@ -250,12 +250,7 @@ def find_suite(name: str) -> Path:
 
 
 def close_to(name: str, names: Sequence[str]) -> str:
-    """A suffix such as ``; did you mean 'omega'?``; empty where no name is near.
-
-    Args:
-        name: What was asked for.
-        names: What there is.
-    """
+    """A suffix such as ``; did you mean 'omega'?``; empty where no name is near."""
     hint = did_you_mean(name, names)
     return "" if hint.startswith("; known") else hint
 

@@ -90,12 +90,6 @@ class Tune(Strict):
                 raise ValueError(f"'{label}' has a grid and a space; keep one of them")
         return self
 
-    def labels(self) -> list[tuple[str, str]]:
-        """(``grids`` or ``spaces``, label) of everything that is written."""
-        return [("grids", label) for label in self.grids] + [
-            ("spaces", label) for label in self.spaces
-        ]
-
 
 @dataclass(frozen=True)
 class Draw:
@@ -148,11 +142,9 @@ class Search:
         return self._distinct(self._proposals(draws, gaps, count), draws, count)
 
     def _grid(self) -> tuple[Draw, ...]:
-        lists = [dimension.choices or () for dimension in self.space.values()]
-        draws = [
-            self._draw(dict(zip(self.space, values, strict=True)))
-            for values in itertools.product(*lists)
-        ]
+        lists = (dimension.choices or () for dimension in self.space.values())
+        points = (dict(zip(self.space, each, strict=True)) for each in itertools.product(*lists))
+        draws = [self._draw(point) for point in points]
         if len({_identity(draw) for draw in draws}) != len(draws):
             raise ConfigError(
                 f"{self.origin}: two trials are the same; every method gets the same number of "
@@ -216,19 +208,16 @@ class Search:
     ) -> tuple[Draw, ...]:
         seen = {_identity(draw) for draw in draws}
         new_draws: list[Draw] = []
+        lists = {key: dimension.choices for key, dimension in self.space.items()}
         for point in proposals:
-            values = {key: self._value(key, number) for key, number in point.items()}
-            draw = self._draw(values, point)
+            listed = {k: values[int(point[k])] for k, values in lists.items() if values is not None}
+            draw = self._draw({**point, **listed}, point)
             if _identity(draw) not in seen:
                 seen.add(_identity(draw))
                 new_draws.append(draw)
             if len(new_draws) == count:
                 return tuple(new_draws)
         raise self._too_small()
-
-    def _value(self, key: str, number: float) -> Any:
-        choices = self.space[key].choices
-        return number if choices is None else choices[int(number)]
 
     def edges(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Parameters of a trial whose value lies at the edge of its range or list."""
@@ -245,11 +234,7 @@ def _identity(draw: Draw) -> str:
 def search_of(
     tune: Tune, label: str, *, method: str, preset: str | None, params: Mapping[str, Any], file: str
 ) -> Search:
-    """The search of one row: its own grid or space, or the default one.
-
-    Raises:
-        ConfigError: There is neither.
-    """
+    """The search of one row: its own grid or space, or the default one."""
     for name in (label, "default"):
         if name in tune.grids:
             lists = METHODS[method].Config.by_field(tune.grids[name])

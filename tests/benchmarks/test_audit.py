@@ -13,8 +13,7 @@ from stable_forgetting.benchmarks.audits.cost import costs, megabytes
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
 from stable_forgetting.benchmarks.audits.report import measure_cell
-from stable_forgetting.benchmarks.cli.attack import choose
-from stable_forgetting.benchmarks.cli.attackers import Budget
+from stable_forgetting.benchmarks.cli.attack import Budget, choose
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report.cells import significant
 from stable_forgetting.benchmarks.report.section import table
@@ -430,10 +429,6 @@ def test_a_budget_is_the_setting_of_the_attacks_that_have_it():
     chosen = choose("relearn_few,leak,prune", False, ["leak.k=3"], Budget(samples=5, steps=7))
     few, leak = chosen["relearn_few"].config, chosen["leak"].config
     assert (few.shots, few.max_steps, leak.k) == (5, 7, 3)
-
-
-def test_the_retired_name_says_the_new_one(one_line_error, cli):
-    assert "use `unlearn attack digits-class`" in one_line_error(cli("audit", "digits-class"))
 
 
 # Tables

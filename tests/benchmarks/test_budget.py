@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import budget_lines
 from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.measuring import read_split
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.resolve import load_suite
-from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
 
@@ -87,18 +84,6 @@ def test_the_later_and_more_specific_length_holds(tiny_suite, tmp_path):
     assert lengths(child)["gd"] == (8, None)
     assert load_suite(str(child)).row("gd").config.schedule == "linear"
     assert lengths(child, "defaults.epochs=1")["gd"] == (None, 1)
-
-
-def test_the_documented_length_of_a_built_in_suite_is_planned():
-    suite = load_suite("digits-class", ["defaults.steps=300"], seeds=[7], only=["gd_sine"])
-    assert (suite.row("gd_sine").config.steps, suite.row("gd_sine").config.epochs) == (300, None)
-    assert suite.row("gd_sine").config.schedule == "cosine"
-
-
-def test_a_budget_that_a_method_cannot_keep_is_refused(tiny_suite):
-    whole = tiny_suite(methods={**BOTH, "scrub": None}, budget={"unit": "steps", "amount": 4})
-    with pytest.raises(ConfigError, match="alternates whole passes; give epochs"):
-        load_suite(str(whole))
 
 
 def test_no_retrain_starts_where_original_or_another_retrain_did(tiny_suite, tmp_path):

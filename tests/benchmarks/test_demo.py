@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 
 from stable_forgetting.benchmarks.cli import demo
-from stable_forgetting.benchmarks.cli.options import Pool
-from stable_forgetting.benchmarks.cli.session import executing, watching
+from stable_forgetting.benchmarks.cli.options import Selection
+from stable_forgetting.benchmarks.cli.session import working
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.run import execute
 from stable_forgetting.benchmarks.leaderboard.samples import (
@@ -100,9 +100,10 @@ def test_the_demo_prints_a_whole_table_and_samples_of_images(copied, cli, capsys
 def test_texts_are_answered_by_the_stored_models(tiny_text_suite, tmp_path, capsys):
     path = tiny_text_suite(methods={"original": None, "retrain": None, "gd": None, "gd_sine": None})
     runtime = Runtime(store=tmp_path / "store", device="cpu")
-    suite, shown = load_suite(str(path)), partial(watching, "texts", runtime, Pool(1))
-    with executing(runtime, Pool(1)) as executor:
-        board, failed = execute(suite, runtime, executor, shown)
+    with working(runtime, 1) as (executor, watching):
+        board, failed = execute(
+            load_suite(str(path)), runtime, executor, partial(watching, "texts")
+        )
     assert failed == {}
     demo._show_brief(board, runtime, ("gd", "gd_sine"), whole=True)
     shown = capsys.readouterr().out
@@ -113,7 +114,6 @@ def test_texts_are_answered_by_the_stored_models(tiny_text_suite, tmp_path, caps
 
 
 def test_the_whole_demo_has_four_suites(tmp_path):
-    suites = demo._all_suites(tmp_path)
-    names = [suite.name.partition("+")[0] for suite in suites]
-    assert names == ["digits-class", "digits-random", "authors", "tdec-notes"]
+    suites = [Selection(*chosen).suite(name, tmp_path) for name, chosen in demo.WHOLE.items()]
+    assert len(suites) == 4
     assert len(suites[0].rows) == 10 and suites[0].spec.seeds == (1, 2, 3)

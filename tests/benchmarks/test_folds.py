@@ -207,27 +207,6 @@ def test_sets_must_be_what_the_suite_says(tmp_path, tiny_text_suite, cli, kind, 
     assert done.code == 2 and words in done.err and len(done.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("over", "words"),
-    [
-        ({"folds": {"kind": "nested", "protocols": NESTED}}, "folds.kind"),
-        ({"folds": {"kind": "scalability", "protocols": NESTED[:1]}}, "folds.protocols"),
-        (
-            {"folds": {"kind": "scalability", "protocols": [{"scenery": {}}, {}]}},
-            "folds.protocols.0: scenery: unknown key; did you mean 'scenario'?",
-        ),
-        (
-            {"tune": {"seeds": [0], "trials": 1, "grids": {"default": {"lr": [0.1]}}}},
-            "folds take fixed configs",
-        ),
-    ],
-)
-def test_what_is_wrong_with_folds_is_said_in_one_line(tmp_path, tiny_text_suite, cli, over, words):
-    path = write(tiny_text_suite, tmp_path, "scalability", **over)
-    done = cli("plan", path)
-    assert done.code == 2 and words in done.err and len(done.err.splitlines()) == 1
-
-
 def test_folds_of_images_are_planned_the_same_way(tmp_path, tiny_suite, cli):
     classes = [{"scenario": {"kind": "class", "num_classes": None, "classes": [3]}}]
     second = {**classes[0]["scenario"], "classes": [5], "earlier_classes": [3]}

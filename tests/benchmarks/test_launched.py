@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import shutil
-import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor, make_executor
-from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import run_stage
-from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.protocol.benchmark import Runtime
@@ -180,36 +174,26 @@ def longer(tiny_suite, tmp_path_factory, cli):
     return path, folder / "one"
 
 
-def kill_at_checkpoint(process, store, suite, row):
-    """Kills all processes of a launch behind a row's first checkpoint; the stage."""
-    stages = make_plan(load_suite(str(suite)), StageStore(store)).stages()
-    stage = next(s for s in stages if (s.kind, s.name) == ("unlearn", f"{row}/seed-1"))
-    checkpoint = StageStore(store).scratch(stage.kind, stage.key) / "checkpoint.safetensors"
-    limit = time.monotonic() + 240
-    while not checkpoint.is_file():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < limit, "no checkpoint appeared"
-        time.sleep(0.005)
-    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.kill()
-    for worker in map(int, workers):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker, signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert StageStore(store).done(stage.kind, stage.key) is None, "too late: it was complete"
-    return stage
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("row", "first", "second"), [("gd", 2, 4), ("gd_sine", 4, 2)])
 def test_a_split_suite_goes_on_with_another_number(
-    longer, torchrun, launch, nothing_half, tmp_path, row, first, second
+    longer,
+    torchrun,
+    launch,
+    nothing_half,
+    tmp_path,
+    row,
+    first,
+    second,
+    find_stage,
+    kill_at_checkpoint,
 ):
     """Killed in a row's training, of whole weights or of an adapter."""
     path, one = longer
     args = ("run", path, "--store", tmp_path, "--device", "cpu")
-    stage = kill_at_checkpoint(torchrun(*args, count=first, **SPLIT), tmp_path, path, row)
+    stage = find_stage(path, tmp_path, "unlearn", f"{row}/seed-1")
+    kill_at_checkpoint(torchrun(*args, count=first, **SPLIT), tmp_path, stage, workers=True)
     again = time.time()
     code, _, err = launch(*args, count=second, **SPLIT)
     assert code == 0, err

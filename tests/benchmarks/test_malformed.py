@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
 
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import UserError
@@ -25,166 +29,118 @@ class Mine(UnlearningMethod):
         return task.model
 """
 
-# what is changed in a good suite (dots for nesting; DROP removes), and what the line must name
-DROP = object()
-SUITES = {
-    "unknown top key": ({"sede": [1]}, "sede: unknown key; did you mean 'seeds'"),
-    "unknown protocol key": ({"protocol.modle": {}}, "modle: unknown key; did you mean 'model'"),
-    "unknown data key": ({"protocol.data.nmae": 1}, "data.nmae: unknown key"),
-    "unknown model key": ({"protocol.model.dimm": 8}, "model.dimm: unknown key; did you mean"),
-    "unknown train key": ({"protocol.train.epoch": 3}, "did you mean 'epochs'"),
-    "unknown evaluation key": ({"protocol.evaluation": {"batch": 3}}, "evaluation.batch"),
-    "unknown row key": ({"methods.gd": {"parms": {}}}, "did you mean 'params'"),
-    "unknown param": ({"methods.gd": {"params": {"lrr": 1}}}, "methods.gd.params: lrr"),
-    "unknown nested param": (
-        {"methods.gd_sine": {"params": {"adapter": {"rnk": 2}}}},
-        "adapter.rnk: unknown key; did you mean 'rank'",
+# what is changed in a good suite (dots for nesting, DROP removes), and what the line must name
+DROP = "DROP"
+SUITES = [
+    ("sede=[1]", "sede: unknown key; did you mean 'seeds'"),
+    ("protocol.modle={}", "modle: unknown key; did you mean 'model'"),
+    ("protocol.data.nmae=1", "data.nmae: unknown key"),
+    ("protocol.model.dimm=8", "model.dimm: unknown key; did you mean"),
+    ("protocol.train.epoch=3", "did you mean 'epochs'"),
+    ("protocol.evaluation={batch: 3}", "evaluation.batch"),
+    ("methods.gd={parms: {}}", "did you mean 'params'"),
+    ("methods.gd={params: {lrr: 1}}", "methods.gd.params: lrr"),
+    ("methods.gd_sine={params: {adapter: {rnk: 2}}}", "adapter.rnk: unknown key; did you mean 'r"),
+    ("tune={trails: 2, trials: 2, grids: {}}", "tune.trails"),
+    ("suite=DROP", "suite: required key is missing"),
+    ("protocol=DROP", "protocol: required key is missing"),
+    ("protocol.train=DROP", "train: required key is missing"),
+    ("methods=DROP", "methods: required key is missing"),
+    ("methods={}", "0 rows of method retrain"),
+    ("methods.again={method: retrain}", "2 rows of method retrain"),
+    ("seeds=one", "seeds"),
+    ("seeds=[1, two]", "seeds.1"),
+    ("seeds=[1, 1]", "seeds holds a seed twice"),
+    ("seeds=[]", "seeds"),
+    ("retrains=true", "yes/no/true/false is not valid here"),
+    ("protocol.train.lr=false", "yes/no/true/false"),
+    ("methods.gd={params: {lr: true}}", "yes/no/true/false"),
+    ("protocol.train.lr=-1", "greater than 0"),
+    ("protocol.train.lr=.nan", "finite number"),
+    ("defaults={lr: .inf}", "finite number"),
+    ("protocol.train.steps=3", "exactly one of steps and epochs"),
+    ("retrains=99", "less than or equal to 8"),
+    ("methods.gdd=", "unknown method 'gdd'; did you mean 'gd'"),
+    ("methods.gd={preset: paper_litral}", "no preset 'paper_litral'; did you mean 'paper_literal'"),
+    ("methods.ascent={preset: x}", "no preset 'x'; it has none"),
+    ("methods.retrain={params: {lr: 1}}", "lr: unknown key"),
+    ("benchmark=image_clasification", "unknown benchmark 'image_clasification'; did you mean"),
+    ("columns=[fa, tta]", "unknown metric 'tta'; did you mean 'ta'"),
+    ("published=['tab:nope']", "published: no table 'tab:nope'"),
+    ("compare=[[gd, gd_lora]]", "'gd_lora', which is not a row"),
+    ("compare=[[gd, gd, gd]]", "compare"),
+    ("defaults={stps: 3}", "no row has 'stps'; did you mean 'steps'"),
+    ("methods.gd={without: [lamb]}; defaults={lam: 1}", "no default 'lamb' for this row; did you"),
+    ("protocol.data.name=mnist", "data.name"),
+    ("protocol.data={name: folder, folder: /etc, native_size: 8}", "below the data root"),
+    ("protocol.model.heads=3", "dim must be a multiple of heads"),
+    ("protocol.scenario.fraction=0.1", "forgets whole classes"),
+    ("protocol.scenario.kind=classes", "scenario.kind"),
+    ("methods.gd={params: {ball: 1}}", "give adapter too"),
+    ("methods.gd_lora={params: {adapter: {bound: relative}}}", "takes phi: sine or tanh"),
+    ("methods.gd=[1]", "methods.gd"),
+    ("methods.a/b={method: gd}", "methods.a/b"),
+    ("suite=../x", "suite: "),
+    ("folds={kind: nested, protocols: [{}, {}]}", "folds.kind"),
+    ("folds={kind: scalability, protocols: [{}]}", "folds.protocols"),
+    (
+        "folds={kind: scalability, protocols: [{scenery: {}}, {}]}",
+        "folds.protocols.0: scenery: unk",
     ),
-    "unknown tune key": ({"tune": {"trails": 2, "trials": 2, "grids": {}}}, "tune.trails"),
-    "no suite name": ({"suite": DROP}, "suite: required key is missing"),
-    "no protocol": ({"protocol": DROP}, "protocol: required key is missing"),
-    "no recipe": ({"protocol.train": DROP}, "train: required key is missing"),
-    "no methods": ({"methods": DROP}, "methods: required key is missing"),
-    "empty rows": ({"methods": {}}, "0 rows of method retrain"),
-    "seeds are text": ({"seeds": "one"}, "seeds"),
-    "a seed is text": ({"seeds": [1, "two"]}, "seeds.1"),
-    "a seed twice": ({"seeds": [1, 1]}, "seeds holds a seed twice"),
-    "no seeds": ({"seeds": []}, "seeds"),
-    "a yes for a number": ({"retrains": True}, "yes/no/true/false is not valid here"),
-    "a yes for a rate": ({"protocol.train.lr": False}, "yes/no/true/false"),
-    "a yes in a row": ({"methods.gd": {"params": {"lr": True}}}, "yes/no/true/false"),
-    "negative rate": ({"protocol.train.lr": -1}, "greater than 0"),
-    "NaN rate": ({"protocol.train.lr": float("nan")}, "finite number"),
-    "infinite default": ({"defaults": {"lr": float("inf")}}, "finite number"),
-    "steps and epochs": ({"protocol.train.steps": 3}, "exactly one of steps and epochs"),
-    "too many retrains": ({"retrains": 99}, "less than or equal to 8"),
-    "unknown method": ({"methods.gdd": None}, "unknown method 'gdd'; did you mean 'gd'"),
-    "unknown preset": (
-        {"methods.gd": {"preset": "paper_litral"}},
-        "no preset 'paper_litral'; did you mean 'paper_literal'",
+    (
+        "folds={kind: scalability, protocols: [{}, {}]}; tune={trials: 1}",
+        "folds take fixed configs",
     ),
-    "a method without presets": ({"methods.ascent": {"preset": "x"}}, "no preset 'x'; it has none"),
-    "params of a reference": ({"methods.retrain": {"params": {"lr": 1}}}, "lr: unknown key"),
-    "unknown benchmark": (
-        {"benchmark": "image_clasification"},
-        "unknown benchmark 'image_clasification'; did you mean",
+    ("methods.scrub=; budget={unit: steps, amount: 4}", "alternates whole passes; give epochs"),
+]
+TUNES = [
+    ("trials: 3, grids: {default: {lr: [1, 2]}}", "has 2 combinations, but trials is 3"),
+    ("trials: 1, grids: {default: {lr: 1}}", "write a list"),
+    ("trials: 2, grids: {default: {lr: [0.001, 1e-3]}}", "two trials are the same"),
+    ("trials: 2, grids: {default: {lrr: [1, 2]}}", "tune.grids for row 'gd': lrr: unknown key"),
+    ("trials: 1, grids: {gd: {lr: [1]}, gdd: {lr: [1]}}", "tune.grids: no row 'gdd'; did you mean"),
+    ("trials: 1, grids: {}", "no grid or space for row 'gd' and no default"),
+    ("seeds: [1], trials: 1, grids: {gd: {lr: [1]}}", "tune.seeds must differ from seeds"),
+    ("seeds: [], trials: 1, grids: {gd: {lr: [1]}}", "tune.seeds"),
+    ("trials: 2, spaces: {default: {lr: {low: 1, high: 0.1}}}", "lr: low 1 is not below high 0.1"),
+    ("trials: 2, spaces: {default: {lr: {low: 0.1, high: 0.1}}}", "low 0.1 is not below high 0.1"),
+    ("trials: 2, spaces: {default: {lr: {low: 0, high: 1, log: true}}}", "low above 0, not 0"),
+    ("trials: 2, spaces: {default: {lr: {low: 0.1}}}", "default.lr: a range needs low and high"),
+    (
+        "trials: 2, spaces: {default: {lr: {low: 0.1, hgih: 1}}}",
+        "lr.hgih: unknown key; did you mean",
     ),
-    "unknown column": ({"columns": ["fa", "tta"]}, "unknown metric 'tta'; did you mean 'ta'"),
-    "unknown table": ({"published": ["tab:nope"]}, "published: no table 'tab:nope'"),
-    "compare names no row": ({"compare": [["gd", "gd_lora"]]}, "'gd_lora', which is not a row"),
-    "compare of three": ({"compare": [["gd", "gd", "gd"]]}, "compare"),
-    "bad grid size": (
-        {"tune": {"trials": 3, "grids": {"default": {"lr": [1, 2]}}}},
-        "has 2 combinations, but trials is 3",
+    (
+        "trials: 2, spaces: {default: {lr: 0.1}}",
+        "default.lr: write {low: 1e-4, high: 1e-2, log: tr",
     ),
-    "grid is no list": ({"tune": {"trials": 1, "grids": {"default": {"lr": 1}}}}, "write a list"),
-    "grid of unknown param": (
-        {"tune": {"trials": 2, "grids": {"default": {"lrr": [1, 2]}}}},
-        "tune.grids for row 'gd': lrr: unknown key",
+    ("trials: 2, spaces: {default: {}}", "tune.spaces.default"),
+    ("trials: 2, spaces: {default: {lr: []}}", "a list of at least one value"),
+    (
+        "trials: 2, spaces: {default: {lrr: [1, 2]}}",
+        "spaces.default: no row has 'lrr'; did you mean",
     ),
-    "tuning on a reported seed": (
-        {"tune": {"seeds": [1], "trials": 2, "grids": {"default": {"lr": [1, 2]}}}},
-        "tuning needs a seed of its own",
+    (
+        "trials: 2, spaces: {gd: {lrr: [1, 2]}}",
+        "did you mean 'lr'?; write tune: {spaces: {gd: {lr: ",
     ),
-    "no grid": (
-        {"tune": {"trials": 1, "grids": {}}},
-        "no grid or space for row 'gd' and no default",
+    ("trials: 2, spaces: {default: {lr: {low: -1, high: 1}}}", "tune.spaces for row 'gd': lr: "),
+    ("trials: 2, spaces: {default: {steps: {low: 1.5, high: 9}}}", "steps: write a whole number"),
+    ("trials: 5, spaces: {default: {lr: [1, 2], lam: [1, 2]}}", "fewer than 5 different trials"),
+    ("trials: 5, spaces: {gd: {lr: {low: 0.1, high: 0.1001}}}", "values have three digits"),
+    (
+        "trials: 1, spaces: {gd: {lr: [1]}}, grids: {gd: {lr: [1]}}",
+        "'gd' has a grid and a space; k",
     ),
-    "space upside down": (
-        {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": 1, "high": 0.1}}}}},
-        "tune.spaces.default.lr: low 1 is not below high 0.1",
+    (
+        "trials: 1, spaces: {gd: {lr: [1]}, gdd: {lr: [1]}}",
+        "tune.spaces: no row 'gdd'; did you mean",
     ),
-    "space of one point": (
-        {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": 0.1, "high": 0.1}}}}},
-        "low 0.1 is not below high 0.1",
-    ),
-    "log from zero": (
-        {
-            "tune": {
-                "trials": 2,
-                "spaces": {"default": {"lr": {"low": 0, "high": 0.1, "log": True}}},
-            }
-        },
-        "log: true needs low above 0, not 0",
-    ),
-    "space without high": (
-        {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": 0.1}}}}},
-        "spaces.default.lr: a range needs low and high",
-    ),
-    "unknown space key": (
-        {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": 0.1, "hgih": 1}}}}},
-        "lr.hgih: unknown key; did you mean 'high'",
-    ),
-    "space is a number": (
-        {"tune": {"trials": 2, "spaces": {"default": {"lr": 0.1}}}},
-        "spaces.default.lr: write {low: 1e-4, high: 1e-2, log: true}",
-    ),
-    "space is empty": (
-        {"tune": {"trials": 2, "spaces": {"default": {}}}},
-        "tune.spaces.default",
-    ),
-    "space of no values": (
-        {"tune": {"trials": 2, "spaces": {"default": {"lr": []}}}},
-        "a list of at least one value",
-    ),
-    "space of unknown param": (
-        {"tune": {"trials": 2, "spaces": {"default": {"lrr": {"low": 0.1, "high": 1}}}}},
-        "tune.spaces.default: no row has 'lrr'; did you mean 'lr'",
-    ),
-    "space of a row with an unknown param": (
-        {"tune": {"trials": 2, "spaces": {"gd": {"lrr": {"low": 0.1, "high": 1}}}}},
-        "lrr: unknown key; did you mean 'lr'?; write tune: {spaces: {gd: {lr: {low:",
-    ),
-    "space of a bad end": (
-        {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": -1, "high": 1}}}}},
-        "tune.spaces for row 'gd': lr: ",
-    ),
-    "halves of steps": (
-        {"tune": {"trials": 2, "spaces": {"default": {"steps": {"low": 1.5, "high": 9}}}}},
-        "steps: write a whole number",
-    ),
-    "space too small": (
-        {"tune": {"trials": 5, "spaces": {"default": {"lr": [0.1, 0.2], "lam": [1, 2]}}}},
-        "has fewer than 5 different trials",
-    ),
-    "range too narrow": (
-        {"tune": {"trials": 5, "spaces": {"default": {"lr": {"low": 0.1, "high": 0.1001}}}}},
-        "values have three digits",
-    ),
-    "space and grid": (
-        {"tune": {"trials": 1, "spaces": {"gd": {"lr": [1]}}, "grids": {"gd": {"lr": [1]}}}},
-        "'gd' has a grid and a space; keep one of them",
-    ),
-    "space of no row": (
-        {"tune": {"trials": 1, "grids": {"gd": {"lr": [1]}}, "spaces": {"gdd": {"lr": [1]}}}},
-        "tune.spaces: no row 'gdd'; did you mean 'gd'",
-    ),
-    "unknown sampler": (
-        {"tune": {"trials": 1, "sampler": "cma", "spaces": {"gd": {"lr": [1]}}}},
-        "tune.sampler",
-    ),
-    "rounds of none": (
-        {"tune": {"trials": 1, "round": 0, "spaces": {"gd": {"lr": [1]}}}},
-        "tune.round",
-    ),
-    "unknown default": ({"defaults": {"stps": 3}}, "no row has 'stps'; did you mean 'steps'"),
-    "unknown data set": ({"protocol.data.name": "mnist"}, "data.name"),
-    "absolute folder": (
-        {"protocol.data": {"name": "folder", "folder": "/etc", "native_size": 8}},
-        "below the data root",
-    ),
-    "heads do not divide": ({"protocol.model.heads": 3}, "dim must be a multiple of heads"),
-    "class and fraction": ({"protocol.scenario.fraction": 0.1}, "forgets whole classes"),
-    "wrong scenario": ({"protocol.scenario.kind": "classes"}, "scenario.kind"),
-    "ball around nothing": ({"methods.gd": {"params": {"ball": 1}}}, "give adapter too"),
-    "relative identity": (
-        {"methods.gd_lora": {"params": {"adapter": {"bound": "relative"}}}},
-        "takes phi: sine or tanh",
-    ),
-    "row is a list": ({"methods.gd": [1]}, "methods.gd"),
-    "row is a path": ({"methods.a/b": {"method": "gd"}}, "methods.a/b"),
-    "suite is a path": ({"suite": "../x"}, "suite: "),
-}
+    ("trials: 1, sampler: cma, spaces: {gd: {lr: [1]}}", "tune.sampler"),
+    ("trials: 1, round: 0, spaces: {gd: {lr: [1]}}", "tune.round"),
+    ("trials: 1, grids: {gd: {lr: [1]}}, after_attack: klom", "'klom' attacks no single model"),
+    ("trials: 1, grids: {gd: {lr: [1]}}, after_attack: reference", "attacks no single model"),
+]
 
 TEXTS = {
     "bad yaml": ("suite: [1, 2\nprotocol: {", "line"),
@@ -201,10 +157,10 @@ TEXTS = {
 
 
 def put(data, path, value):
-    *parents, last = path.split(".") if path.count(".") else [path]
+    *parents, last = path.split(".")
     for part in parents:
         data = data.setdefault(part, {})
-    if value is DROP:
+    if value == DROP:
         del data[last]
     else:
         data[last] = value
@@ -218,14 +174,14 @@ def good(tiny_suite, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", SUITES)
-def test_malformed_suite(name, good, tmp_path, cli, one_line_error):
-    import yaml
-
-    changes, wanted = SUITES[name]
+@pytest.mark.parametrize(
+    ("changes", "wanted"), [*SUITES, *((f"tune={{{text}}}", wanted) for text, wanted in TUNES)]
+)
+def test_malformed_suite(changes, wanted, good, tmp_path, cli, one_line_error):
     data = yaml.safe_load(good.read_text())
-    for path, value in changes.items():
-        put(data, path, value)
+    for change in changes.split("; "):
+        path, _, value = change.partition("=")
+        put(data, path, yaml.safe_load(value))
     file = tmp_path / "bad.yaml"
     file.write_text(yaml.safe_dump(data, sort_keys=False))
     line = one_line_error(cli("run", file, "--store", tmp_path / "store"))
@@ -250,67 +206,73 @@ def test_files_that_are_no_text(tmp_path, cli, one_line_error):
             assert name in one_line_error(cli(command, tmp_path / name))
 
 
-COMMANDS = {
-    "unknown command": (["rnu"], "No such command"),
-    "no suite": (["run"], "Missing argument"),
-    "unknown option": (["run", "{good}", "--sedes", "1"], "No such option"),
-    "threads 0": (["run", "{good}", "--threads", "0"], "--threads"),
-    "workers are text": (["run", "{good}", "--workers", "two"], "--workers"),
-    "unknown suite": (["run", "digits-clas"], "did you mean 'digits-class'"),
-    "missing file": (["run", "nowhere/x.yaml"], "no such file"),
-    "seeds are text": (["plan", "{good}", "--seeds", "1,two"], "whole numbers with commas"),
-    "seeds with a hole": (["plan", "{good}", "--seeds", "1,,2"], "whole numbers with commas"),
-    "a seed twice": (["plan", "{good}", "--seeds", "1,1"], "seeds holds a seed twice"),
-    "unknown row": (["plan", "{good}", "--only", "gd,gd_sin"], "did you mean 'gd_sine'"),
-    "set without value": (["plan", "{good}", "--set", "seeds"], "write it as key.sub=value"),
-    "set of bad yaml": (["plan", "{good}", "--set", "seeds=[1"], "--set seeds"),
-    "set of unknown key": (["plan", "{good}", "--set", "sedes=[1]"], "did you mean 'seeds'"),
-    "set NaN": (["plan", "{good}", "--set", "methods.gd.params.lr=.nan"], "finite number"),
-    "no data root": (["run", "{good}", "--data-root", "/nowhere/data"], "no such folder"),
-    "store is a file": (["run", "{good}", "--store", "{good}"], "not a folder"),
-    "store below a file": (["run", "{good}", "--store", "{good}/runs"], "not a folder"),
-    "old executor": (["run", "{good}", "--executor", "ray"], "--workers 1 works in this process"),
-    "unknown device": (
-        ["run", "{good}", "--device", "gpu9", "--workers", "1"],
-        "--device gpu9: not a device",
-    ),
-    "unknown stage key": (["run", "{good}", "--stage", "ffffff"], "fits 0 stages of tiny"),
-    "ambiguous stage key": (["run", "{good}", "--stage", ""], "stages of tiny; see: unlearn plan"),
-    "stage before its parents": (
-        ["run", "{good}", "--stage", "{unlearn}"],
-        "is not done; run it first",
-    ),
-    "report without records": (["report", "{good}"], "no records of tiny"),
-    "unknown format": (["report", "{good}", "--format", "pdf"], "choose table, md, tex, csv"),
-    "unknown list": (["show", "suits"], "did you mean 'suites'"),
-    "list of no filter": (["show", "gd_sine", "--filter", "x"], "only lists have it"),
-    "rows of a list": (["show", "suites", "--resolved"], "name one suite"),
-    "rehearsal of a stage": (["run", "{good}", "--rehearse", "--stage", "a"], "do not go together"),
-    "record of a run": (["run", "{good}", "--record", "r.json"], "add --rehearse"),
-    "three results": (["compare", "a", "b", "c"], "give two results, or pairs of rows"),
-    "filter of results": (["compare", "a", "b", "--filter", "x"], "only pairs of rows have it"),
-    "seeds of rows": (["compare", "gd,ga", "--seeds", "1"], "are of two results"),
-    "nothing to apply": (["apply", "--out", "{good}.out"], "give --model, --forget, --method"),
-    "conversion with a method": (
-        ["apply", "--convert", "a.pth", "--method", "gd", "--out", "{good}.out"],
-        "--convert only makes a folder; leave --method out",
-    ),
-    "unknown thing": (["show", "gd_sin"], "did you mean 'gd_sine'"),
-    "check of nothing": (["check"], "give a method's name, or --all"),
-    "check of unknown": (["check", "gd_sin"], "did you mean 'gd_sine'"),
-    "missing plugin": (["show", "--plugin", "nowhere.py"], "nowhere.py: no such file"),
-}
+COMMANDS = [
+    ("rnu", "No such command"),
+    ("run", "Missing argument"),
+    ("run {good} --sedes 1", "No such option"),
+    ("run {good} --threads 0", "--threads"),
+    ("run {good} --workers two", "--workers"),
+    ("run digits-clas", "did you mean 'digits-class'"),
+    ("run nowhere/x.yaml", "no such file"),
+    ("plan {good} --seeds 1,two", "whole numbers with commas"),
+    ("plan {good} --seeds 1,,2", "whole numbers with commas"),
+    ("plan {good} --seeds 1,1", "seeds holds a seed twice"),
+    ("plan digits-class --seeds -1", "seeds.0"),
+    ("plan digits-class --seeds 99999999999999999999", "seeds.0"),
+    ("plan digits-class --set protocol.train.epochs=1", "warmup_steps: a warm-up of 50"),
+    ("plan {good} --only gd,gd_sin", "did you mean 'gd_sine'"),
+    ("plan {good} --set seeds", "write it as key.sub=value"),
+    ("plan {good} --set seeds=[1", "--set seeds"),
+    ("plan {good} --set sedes=[1]", "did you mean 'seeds'"),
+    ("plan {good} --set methods.gd.params.lr=.nan", "finite number"),
+    ("run {good} --data-root /nowhere/data", "no such folder"),
+    ("run {good} --store {good}", "not a folder"),
+    ("run {good} --store {good}/runs", "not a folder"),
+    ("run {good} --device gpu9 --workers 1", "--device gpu9: not a device"),
+    ("run {good} --stage ffffff", "fits 0 stages of tiny"),
+    ("run {good} --stage ''", "stages of tiny; see: unlearn plan"),
+    ("run {good} --stage {unlearn}", "is not done; run it first"),
+    ("report {good}", "no records of tiny"),
+    ("report {good} --format pdf", "choose table, md, tex, csv"),
+    ("show suits", "did you mean 'suites'"),
+    ("show gd_sine --filter x", "only lists have it"),
+    ("show gd_sine --resolved", "only a suite has rows"),
+    ("show suites --resolved", "name one suite"),
+    ("show methods --paper", "show suites --paper"),
+    ("show digits-class --published", "names no published table"),
+    ("show bounded --plan llama-2-7", "did you mean 'llama-2-7b'"),
+    ("show bounded --plan zzz", "--plan zzz: no such model; known: "),
+    ("show bounded --plan vit-s --placement heads", "choose mlp, attention, all"),
+    ("show gd_sine --plan vit-s", "show bounded --plan vit-s"),
+    ("show bounded --plan vit-s --rank 0", "rank"),
+    ("show bonded", "did you mean 'bounded'"),
+    ("run {good} --rehearse --stage a", "do not go together"),
+    ("run {good} --record r.json", "add --rehearse"),
+    ("compare a b c", "give two results, or pairs of rows"),
+    ("compare a b --filter x", "only pairs of rows have it"),
+    ("compare gd,ga --seeds 1", "are of two results"),
+    ("compare gd_sine", "give two results, or pairs of rows as FIRST,SECOND"),
+    ("compare gd_sine,gd_sine", "write two different rows as FIRST,SECOND"),
+    ("compare gd_sine,gd_sin", "no table has gd_sin"),
+    ("apply --out {good}.out", "give --model, --forget, --method"),
+    ("apply --convert a.pth --method gd --out {good}.out", "leave --method out"),
+    ("show gd_sin", "did you mean 'gd_sine'"),
+    ("check", "give a method's name, or --all"),
+    ("check gd_sin", "did you mean 'gd_sine'"),
+    ("show --plugin nowhere.py", "nowhere.py: no such file"),
+    ("verify tofu-logs", "--data-root"),
+    ("verify cifar", "tofu-logs"),
+]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("words", "wanted"), COMMANDS)
 def test_malformed_command_line(
-    name, good, tmp_path, cli, one_line_error, find_stage, nothing_half, monkeypatch
+    words, wanted, good, tmp_path, cli, one_line_error, find_stage, nothing_half, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    arguments, wanted = COMMANDS[name]
+    monkeypatch.delenv("SF_DATA_ROOT", raising=False)
     key = find_stage(good, tmp_path, "unlearn", "gd/seed-1").key
-    filled_in = [text.format(good=good, unlearn=key) for text in arguments]
-    assert wanted in one_line_error(cli(*filled_in))
+    assert wanted in one_line_error(cli(*shlex.split(words.format(good=good, unlearn=key))))
     nothing_half(tmp_path / "runs")
     assert not (tmp_path / "runs" / "suites").exists()
 
@@ -327,28 +289,28 @@ def test_errors_are_the_same_from_a_real_process(good, tmp_path, spawn):
         assert line.startswith("error: ") and wanted in line
 
 
-PLUGINS = {
-    "syntax": ("def broken(:\n", "SyntaxError"),
-    "import": ("import no_such_module_anywhere\n", "ModuleNotFoundError"),
-    "raises": ("raise RuntimeError('two\\nlines')\n", "RuntimeError: two lines"),
-    "wrong base": (METHOD.replace("(UnlearningMethod)", ""), "is not a UnlearningMethod"),
-    "no info": (METHOD.replace("    info = ", "    infos = "), "has no info"),
-    "no default": (
-        METHOD.replace("    def", "    class Config(UnlearningMethod.Config):\n"
-                       "        lr: float\n    def"),
-        "needs a default for every field",
+PLUGINS = [
+    ("def broken(:\n", "SyntaxError"),
+    ("import no_such_module_anywhere\n", "ModuleNotFoundError"),
+    ("raise RuntimeError('two\\nlines')\n", "RuntimeError: two lines"),
+    (METHOD.replace("(UnlearningMethod)", ""), "is not a UnlearningMethod"),
+    (METHOD.replace("    info = ", "    infos = "), "has no info"),
+    (
+        METHOD + "    class Config(UnlearningMethod.Config):\n        lr: float\n",
+        "needs a default for",
     ),
-    "taken name": (METHOD.replace('"mine", s', '"gd", s'), "'gd' is registered twice"),
-    "undeclared data": (
-        METHOD.replace("return task.model", "return task.indices('retain') and task.model"),
-        "reads 'retain', which it does not declare",
+    (METHOD.replace('"mine", s', '"gd", s'), "'gd' is registered twice"),
+    (
+        METHOD.replace("return ", "return task.indices('retain') and "),
+        "'retain', which it does not",
     ),
-}  # fmt: skip
+]
 
 
-@pytest.mark.parametrize("name", PLUGINS)
-def test_malformed_plugin(name, copied, tmp_path, tiny_suite, cli, one_line_error, nothing_half):
-    text, wanted = PLUGINS[name]
+@pytest.mark.parametrize(("text", "wanted"), PLUGINS)
+def test_malformed_plugin(
+    text, wanted, copied, tmp_path, tiny_suite, cli, one_line_error, nothing_half
+):
     plugin = tmp_path / "mine.py"
     plugin.write_text(text)
     path = tiny_suite(tmp_path, methods={"original": None, "retrain": None, "mine": None})
@@ -359,77 +321,70 @@ def test_malformed_plugin(name, copied, tmp_path, tiny_suite, cli, one_line_erro
     assert before == sorted((copied.store / "stages").iterdir())
 
 
-PATTERNS = {
-    "no such layer": ('["blocks.*.mlp.fc9"]', "matches no layer"),
-    "not a linear layer": ('["blocks.*.norm1"]', "not an nn.Linear"),
-    "the whole model": ('[""]', "(the whole model)"),
-}
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_adapter_targets_that_do_not_fit(name, copied, cli, one_line_error, nothing_half):
-    pattern, wanted = PATTERNS[name]
-    done = cli(
-        "run", copied.paths["class"], "--store", copied.store, "--workers", 1,
-        "--only", "gd_sine", "--set", f"methods.gd_sine.params.adapter.targets={pattern}",
-    )  # fmt: skip
-    assert wanted in one_line_error(done)
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ('["blocks.*.mlp.fc9"]', "matches no layer"),
+        ('["blocks.*.norm1"]', "not an nn.Linear"),
+        ('[""]', "(the whole model)"),
+    ],
+)
+def test_adapter_targets_that_do_not_fit(
+    pattern, wanted, copied, cli, one_line_error, nothing_half
+):
+    run = ("run", copied.paths["class"], "--store", copied.store, "--workers", 1)
+    setting = f"methods.gd_sine.params.adapter.targets={pattern}"
+    assert wanted in one_line_error(cli(*run, "--only", "gd_sine", "--set", setting))
     nothing_half(copied.store)
 
 
-CHECKPOINTS = {
-    "missing": (None, "model.safetensors", "not a readable safetensors file"),
-    "garbage": (b"garbage", "model.safetensors", "not a readable safetensors file"),
-    "pickle": (b"\x80\x04cos\nsystem\n.", "model.pt", "only .safetensors files are read"),
-}
+def other_model(path):
+    save_file({"head.weight": torch.zeros(3, 3)}, path)
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_checkpoints_that_are_not_read(name, good, tmp_path, cli, one_line_error, nothing_half):
-    content, file, wanted = CHECKPOINTS[name]
-    if content is not None:
+CHECKPOINTS = [
+    (None, "model.safetensors", "not a readable safetensors file"),
+    (b"garbage", "model.safetensors", "not a readable safetensors file"),
+    (b"\x80\x04cos\nsystem\n.", "model.pt", "only .safetensors files are read"),
+    (other_model, "other.safetensors", "it belongs to another model"),
+]
+
+
+@pytest.mark.parametrize(("content", "file", "wanted"), CHECKPOINTS)
+def test_checkpoints_that_are_not_read(
+    content, file, wanted, good, tmp_path, cli, one_line_error, nothing_half
+):
+    if callable(content):
+        content(tmp_path / file)
+    elif content is not None:
         (tmp_path / file).write_bytes(content)
-    done = cli(
-        "run", good, "--store", tmp_path / "store", "--workers", 1,
-        "--set", f"protocol.model.checkpoint={tmp_path / file}",
-    )  # fmt: skip
+    setting = f"protocol.model.checkpoint={tmp_path / file}"
+    done = cli("run", good, "--store", tmp_path / "store", "--workers", 1, "--set", setting)
     assert wanted in one_line_error(done)
     nothing_half(tmp_path / "store")
     assert not list((tmp_path / "store" / "stages").glob("original-*"))
 
 
-def test_a_checkpoint_of_another_model(good, tmp_path, cli, one_line_error, nothing_half):
-    import torch
-    from safetensors.torch import save_file
-
-    save_file({"head.weight": torch.zeros(3, 3)}, tmp_path / "other.safetensors")
-    done = cli(
-        "run", good, "--store", tmp_path / "store", "--workers", 1,
-        "--set", f"protocol.model.checkpoint={tmp_path / 'other.safetensors'}",
-    )  # fmt: skip
-    assert "it belongs to another model" in one_line_error(done)
-    nothing_half(tmp_path / "store")
-
-
-DATA = {
-    "no files": (None, "cifar10"),
-    "garbage": (b"PAR1 this is no parquet PAR1", "not a readable parquet file"),
-    "empty file": (b"", "not a readable parquet file"),
-}
-
-
-@pytest.mark.parametrize("name", DATA)
-def test_data_that_cannot_be_read(name, good, tmp_path, cli, one_line_error, nothing_half):
-    content, wanted = DATA[name]
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (None, "cifar10"),
+        (b"PAR1 this is no parquet PAR1", "not a readable parquet file"),
+        (b"", "not a readable parquet file"),
+    ],
+)
+def test_data_that_cannot_be_read(
+    content, wanted, good, tmp_path, cli, one_line_error, nothing_half
+):
     folder = tmp_path / "data" / "cifar10"
     folder.mkdir(parents=True)
     for part in ("train", "test") if content is not None else ():
         (folder / f"{part}-00000-of-00001.parquet").write_bytes(content)
     done = cli(
-        "run", good, "--store", tmp_path / "store", "--workers", 1,
-        "--data-root", tmp_path / "data",
-        "--set", "protocol.data={name: cifar10, source: parquet, native_size: 16}",
-    )  # fmt: skip
+        *("run", good, "--store", tmp_path / "store", "--workers", 1),
+        *("--data-root", tmp_path / "data"),
+        *("--set", "protocol.data={name: cifar10, source: parquet, native_size: 16}"),
+    )
     assert wanted in one_line_error(done)
     nothing_half(tmp_path / "store")
 

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import math
 
-import numpy as np
 import pytest
 
 from stable_forgetting.benchmarks.pipeline import stage as stage_module
@@ -14,9 +13,8 @@ from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
-from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.methods.simple import GradientDifference
-from stable_forgetting.common.protocol.benchmark import Runtime, Versions
+from stable_forgetting.common.protocol.benchmark import Versions
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.vision.metrics import GAP
@@ -166,12 +164,6 @@ def test_seeds_and_replicates_are_independent_of_their_neighbours(plan_of):
     assert len(set(two.values())) == len(two)
 
 
-def test_names_are_readable(plan_of):
-    names = {stage.name for stage in plan_of(methods=TUNED, tune=TUNE).stages()}
-    assert {"retrain/seed-1", "retrain-2/seed-1", "original/seed-2", "fixed/seed-1"} <= names
-    assert {"gd/seed-0/trial-0", "gd/seed-0/trial-1"} <= names, "each trial has its own curves"
-
-
 # Tuning ------------------------------------------------------------------------------------------
 
 
@@ -217,13 +209,6 @@ def test_a_trials_evaluation_is_never_taken_for_a_result(plan_of):
     assert trial.key != final.key
 
 
-def test_diverged_trials_lose(plan_of, store, put_record):
-    plan = plan_of(methods=TUNED, tune=TUNE)
-    fill_trials(plan, store, put_record, {"gd": [None, 99.0], "gd_sine": [1.0, 1.0]})
-    plan = plan_of(methods=TUNED, tune=TUNE)
-    assert plan.waiting == [] and plan.chosen == {"gd": 1, "gd_sine": 0}
-
-
 def test_tuning_sums_over_its_seeds(plan_of, store, put_record):
     tune = {**TUNE, "seeds": [0, 9]}
     plan = plan_of(methods=TUNED, tune=tune)
@@ -267,16 +252,3 @@ def test_a_damaged_trial_record_is_found_and_set_aside(plan_of, store, put_recor
         plan_of(methods=TUNED, tune=TUNE)
     again = plan_of(methods=TUNED, tune=TUNE)
     assert again.waiting and store.done("measure", stage.key) is None
-
-
-def test_a_trial_never_scores_test_parts(tiny_suite):
-    suite = load_suite(str(tiny_suite(protocol={"evaluation": {"retain_samples": 5}})))
-    names = ("forget", "retain", "validation", "validation_forget", "test", "test_forget")
-    parts = {name: np.arange(10 * i, 10 * i + 8) for i, name in enumerate(names)}
-    split = ForgetSplit("hand", parts, "digest")
-    benchmark = BENCHMARKS["image_classification"](suite.protocol, Runtime(device="cpu"))
-    full = benchmark.parts(split, trial=False, seed=1)
-    trial = benchmark.parts(split, trial=True, seed=1)
-    assert set(full) == set(names)
-    assert set(trial) == {"forget", "retain", "validation", "validation_forget"}
-    assert len(trial["retain"]) == 5 and set(trial["retain"]) <= set(parts["retain"])

@@ -7,7 +7,6 @@ is a row of a suite beside our own.
 from __future__ import annotations
 
 import ast
-import json
 import re
 import runpy
 import sys
@@ -85,20 +84,6 @@ def test_the_walk_through_passes_the_contract_and_is_shown(plugin, cli):
     assert shown.code == 0 and "max(0, log(C p_y))" in shown.out and "forget_weight:" in shown.out
     assert "down_to_chance" not in METHODS
     assert not [m for m in sys.modules if m.endswith("plugin_own_loss")]
-
-
-def test_the_walk_through_is_a_row_beside_ours(walk_through, plugin, copied, tiny_suite, cli):
-    rows = dict.fromkeys(["original", "retrain", "gd"])
-    rows |= {name: {"params": {"steps": 6}} for name in walk_through[2]["methods"]}
-    compare = walk_through[2]["compare"]
-    path = tiny_suite(plugin.parent, suite="mine", methods=rows, compare=compare, retrains=2)
-    done = cli("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
-    assert done.code == 0 and done.err == ""
-    board = json.loads((copied.store / "suites/mine/leaderboard.json").read_text())
-    rows = {row["row"]: row for row in board["rows"]}
-    assert board["complete"] and rows["down_to_chance"]["seeds"] == [1]
-    assert rows["down_to_chance"]["metrics"] != rows["down_to_chance_sine"]["metrics"]
-    assert "of down_to_chance − gd:" in " ".join(done.out.split())
 
 
 def test_the_walk_throughs_activation_is_registered_and_used(cli, tmp_path, monkeypatch):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -117,21 +115,13 @@ def test_show_resolved_has_its_recipe(transferred):
     assert (line["row"], line["length"], line["batch"]) == ("pretrain", "40 steps", "16")
 
 
-def test_killed_and_resumed_it_ends_with_the_same_bits(transferred, cli, spawn, tmp_path, caplog):
+def test_killed_and_resumed_it_ends_with_the_same_bits(
+    transferred, cli, spawn, tmp_path, caplog, kill_at_checkpoint
+):
     path, whole, _ = transferred
     stage = next(s for s in stages(path, tmp_path) if s.kind == "pretrain")
-    checkpoint = StageStore(tmp_path).scratch("pretrain", stage.key) / "checkpoint.safetensors"
     args = ("run", path, "--stage", stage.key, "--store", tmp_path)
-    process = spawn(*args)
-    limit = time.monotonic() + 240
-    while not checkpoint.is_file():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < limit, "no checkpoint appeared"
-        time.sleep(0.002)
-    process.kill()
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
-    assert StageStore(tmp_path).done("pretrain", stage.key) is None, "too late: it was complete"
+    kill_at_checkpoint(spawn(*args), tmp_path, stage)
     with caplog.at_level("INFO"):
         assert cli(*args).code == 0
     assert "resumed at step" in caplog.text

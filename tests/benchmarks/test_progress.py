@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from stable_forgetting.benchmarks.cli import progress
-from stable_forgetting.benchmarks.cli.progress import Display, StepBar
-from stable_forgetting.benchmarks.cli.remaining import Remaining, words
+from stable_forgetting.benchmarks.cli.progress import Display, Remaining, StepBar, words
 from stable_forgetting.benchmarks.pipeline import position, schedule
 from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor
 from stable_forgetting.benchmarks.pipeline.position import PositionFile, read_position
@@ -50,17 +49,13 @@ def test_a_second_phase_has_a_rate_of_its_own(tmp_path, monkeypatch):
     assert read_position(tmp_path, 0.0).left == pytest.approx(8.0)
 
 
-def test_an_old_or_half_position_is_none(tmp_path):
+def test_an_old_or_half_position_is_none_and_one_that_cannot_be_written_ends_nothing(tmp_path):
+    PositionFile(tmp_path / "gone")(1, 2, 0.5)
     assert read_position(tmp_path, 0.0) is None
     PositionFile(tmp_path)(1, 2, 0.5)
     assert read_position(tmp_path, time.time() + 60) is None
     (tmp_path / position.FILE).write_text('{"step": 1')
     assert read_position(tmp_path, 0.0) is None
-
-
-def test_a_position_that_cannot_be_written_ends_nothing(tmp_path):
-    PositionFile(tmp_path / "gone")(1, 2, 0.5)
-    assert not (tmp_path / "gone").exists()
 
 
 # The time left ------------------------------------------------------------------------------------
@@ -125,26 +120,20 @@ def test_the_time_left_is_told_early_and_right_in_time():
             assert abs(left - truth) < 0.35 * truth
 
 
-def test_recorded_stages_are_counted_from_the_first_second():
+def test_recorded_stages_are_counted_and_workers_share_what_is_left():
     world = Clockwork(noise=0.0)
     list(world.run(Remaining(world, 1)))
     stages = list(world.plan.stages())
     measures = [stage.key for stage in stages if stage.kind == "measure"]
     training = next(stage.key for stage in stages if stage.kind == "unlearn")
-    few, more = Remaining(world, 1), Remaining(world, 1)
-    few.planned(world.plan, measures[2:])
-    more.planned(world.plan, [*measures[2:], training])
-    assert few.seconds({}) == pytest.approx(len(measures[2:]))
-    assert more.seconds({}) == pytest.approx(len(measures[2:]) + 18)
-
-
-def test_workers_share_what_is_left():
-    world = Clockwork(noise=0.0)
-    list(world.run(Remaining(world, 1)))
-    measures = [stage.key for stage in world.plan.stages() if stage.kind == "measure"]
-    remaining = Remaining(world, 2)
-    remaining.planned(world.plan, measures[1:])
-    assert remaining.seconds({}) == pytest.approx(len(measures[1:]) / 2)
+    for workers, missing, seconds in (
+        (1, measures[2:], len(measures[2:])),
+        (2, measures[2:], len(measures[2:]) / 2),
+        (1, [*measures[2:], training], len(measures[2:]) + 18),
+    ):
+        remaining = Remaining(world, workers)
+        remaining.planned(world.plan, missing)
+        assert remaining.seconds({}) == pytest.approx(seconds)
 
 
 def test_words_do_not_flicker():

@@ -10,7 +10,6 @@ from stable_forgetting.benchmarks.suite.defaults import kinds
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.resolved import (
-    HEADS,
     SHOWN,
     SILENT,
     further_table,
@@ -102,19 +101,6 @@ def test_every_row_that_reads_retain_data_has_the_suite_s_budget_or_is_marked(na
                 assert row.config.epochs_of in (None, "retain"), row.label
         assert ("own budget" in lines[row.label]["length"]) == (row.budget == "own"), row.label
     assert any(row.budget == "suite" for row in suite.rows)
-
-
-@pytest.mark.parametrize("name", suite_names())
-def test_the_table_has_a_line_per_row_and_the_gate_is_on(name, built_in):
-    suite = built_in(name)
-    lines = resolved_table(suite)
-    assert [line["row"] for line in lines] == [row.label for row in suite.rows]
-    assert all(set(line) == set(HEADS) for line in lines)
-    # a published Original that nobody fine-tuned recites its set, not what is retained; MUSE's was
-    # fine-tuned on news, whose next tokens it does not all know by heart
-    published = getattr(suite.protocol.model, "original", None) is not None
-    gates = {"tdec": 0, "muse": 50, "wmdp": 0, "rwku": 0} if published else {}
-    assert suite.protocol.minimum_train_accuracy >= gates.get(suite.spec.benchmark, 90)
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -223,14 +209,6 @@ def test_full_vision_suites_run_the_paper_s_protocol(name, built_in):
     epochs = 200 if name == "coun-cifar100-scratch" else 100  # the reading without pretraining
     assert table["original"]["length"] == f"{epochs} epochs"
     assert table["original"]["batch"] == "128"
-
-
-def test_show_prints_the_table(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "240")
-    shown = cli("show", "tofu-llama2-7b-forget10", "--resolved")
-    assert shown.code == 0 and "5 epochs of" in shown.out and "fila loku" in shown.out
-    refused = cli("show", "gd_sine", "--resolved")
-    assert refused.code == 2 and "only a suite has rows" in refused.err
 
 
 def leaves(settings, stem=""):

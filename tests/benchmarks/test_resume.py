@@ -3,12 +3,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.resolve import load_suite
@@ -38,34 +39,6 @@ def suite(tiny_suite, tmp_path_factory):
     )
 
 
-def checkpoint_of(store, kind, name, suite):
-    stages = make_plan(load_suite(str(suite)), StageStore(store)).stages()
-    stage = next(s for s in stages if (s.kind, s.name) == (kind, name))
-    return stage, StageStore(store).scratch(kind, stage.key) / "checkpoint.safetensors"
-
-
-def kill_inside(process, store, kind, name, suite):
-    """Waits for the stage's first checkpoint, then kills without a chance to tidy up."""
-    stage, checkpoint = checkpoint_of(store, kind, name, suite)
-    limit = time.monotonic() + 240
-    while not checkpoint.is_file():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < limit, "no checkpoint appeared"
-        time.sleep(0.002)
-    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert workers
-    process.kill()
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
-    for worker in workers:
-        while Path(f"/proc/{worker}").exists():
-            assert time.monotonic() < limit, "a worker outlived its killed parent"
-            time.sleep(0.01)
-    assert len(list((store / "stages").glob(f".{kind}-*"))) == 1
-    assert StageStore(store).done(kind, stage.key) is None, "too late: the stage was complete"
-    assert checkpoint.is_file()
-
-
 def contents(store, suite):
     """Everything that must not depend on interruptions."""
     found = {}
@@ -84,15 +57,27 @@ def contents(store, suite):
     return found
 
 
+def wait_for_end(workers):
+    limit = time.monotonic() + 60
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < limit, "a worker outlived its killed parent"
+        time.sleep(0.01)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a worker dies with its parent on Linux")
-def test_a_killed_run_ends_with_the_same_bits(suite, cli, spawn, tmp_path, caplog):
+def test_a_killed_run_ends_with_the_same_bits(
+    suite, cli, spawn, tmp_path, caplog, find_stage, kill_at_checkpoint
+):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert cli("run", suite, "--store", whole, "--workers", 1).code == 0
 
     # in a worker process: all of Original and Retrain, and half of the unlearning
     args = ("run", suite, "--store", broken)
-    process = spawn(*args, "--workers", 2)
-    kill_inside(process, broken, "unlearn", "gd_sine/seed-1", suite)
+    stage = find_stage(suite, broken, "unlearn", "gd_sine/seed-1")
+    workers = kill_at_checkpoint(spawn(*args, "--workers", 2), broken, stage)
+    assert workers
+    wait_for_end(workers)
+    assert len(list((broken / "stages").glob(".unlearn-*"))) == 1
 
     # the rest in this process
     with caplog.at_level("INFO"):
@@ -109,11 +94,11 @@ def test_a_killed_run_ends_with_the_same_bits(suite, cli, spawn, tmp_path, caplo
     assert [json.loads(line)["step"] for line in log.splitlines()] == [*range(1, STEPS + 1)]
 
 
-def test_a_checkpoint_that_cannot_be_used_starts_the_stage_again(suite, cli, tmp_path, caplog):
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    stage, checkpoint = checkpoint_of(tmp_path, "original", "original/seed-1", suite)
+def test_a_checkpoint_that_cannot_be_used_starts_the_stage_again(
+    suite, cli, tmp_path, caplog, find_stage
+):
+    stage = find_stage(suite, tmp_path, "original", "original/seed-1")
+    checkpoint = StageStore(tmp_path).scratch("original", stage.key) / "checkpoint.safetensors"
     for content, words in ((b"\x00garbage", "damaged checkpoint"), (None, "of another run")):
         checkpoint.parent.mkdir(parents=True)
         if content is None:
@@ -143,10 +128,7 @@ def test_a_parent_killed_at_once_leaves_no_worker(suite, spawn, tmp_path, delay)
     time.sleep(delay)
     process.kill()
     process.communicate(timeout=60)
-    limit = time.monotonic() + 60
-    while any(Path(f"/proc/{worker}").exists() for worker in workers):
-        assert time.monotonic() < limit, "an orphan lives on"
-        time.sleep(0.05)
+    wait_for_end(workers)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -124,15 +125,12 @@ def test_who_was_trained_on_what(filled, kind, find_stage):
 
 def test_original_and_retrain_hold_one_model(tiny_suite, tmp_path, find_stage, monkeypatch):
     """The task's own is the one that is trained; a second one would take its memory twice."""
-    path = tiny_suite(tmp_path)
-    build, built = VisionBenchmark.build, []
-    monkeypatch.setattr(
-        VisionBenchmark, "build", lambda self, seed: built.append(seed) or build(self, seed)
-    )
+    path, build = tiny_suite(tmp_path), Mock(side_effect=VisionBenchmark.build)
+    monkeypatch.setattr(VisionBenchmark, "build", lambda self, seed: build(self, seed))
     for kind in ("split", "original", "retrain"):
         stage = find_stage(path, tmp_path, kind, f"{kind}/seed-1")
         run_stage(stage, Runtime(store=tmp_path, device="cpu"))
-    assert len(built) == len(set(built)) == 2
+    assert len({call.args[1] for call in build.call_args_list}) == build.call_count == 2
 
 
 def test_records_say_how_float32_was_scored(tiny_suite, tmp_path, find_stage):
@@ -140,14 +138,6 @@ def test_records_say_how_float32_was_scored(tiny_suite, tmp_path, find_stage):
     for device, rounded in (("cpu", None), ("cuda:0", "tf32")):
         context = StageContext(stage, Runtime(store=tmp_path, device=device))
         assert context.hardware.get("scored_float32_as") == rounded
-
-
-def test_suites_share_original(filled):
-    keys = {
-        kind: results_of(path, filled.store)["original", 1, 0][1]
-        for kind, path in filled.paths.items()
-    }
-    assert keys["class"] == keys["random"]
 
 
 def test_two_retrains_differ_and_share_their_split(filled):
@@ -159,18 +149,13 @@ def test_two_retrains_differ_and_share_their_split(filled):
 
 
 def test_same_seed_same_bits_in_another_store(filled, cli, tmp_path):
-    args = ["--only", "finetune,random_label,gd_sine,gd_ball"]
-    store = tmp_path / "another"
-    done = cli(
-        "run", filled.paths["class"], "--store", store, "--workers", 1, *args,
-    )  # fmt: skip
+    rows, store = ["finetune", "random_label", "gd_sine", "gd_ball"], tmp_path / "another"
+    run = ("run", filled.paths["class"], "--store", store, "--workers", 1)
+    done = cli(*run, "--only", ",".join(rows))
     assert done.code == 0, done.err
     here = results_of(filled.paths["class"], filled.store)
-    suite = load_suite(
-        str(filled.paths["class"]), only=["finetune", "random_label", "gd_sine", "gd_ball"]
-    )
-    there = StageStore(store)
-    checked = 0
+    suite = load_suite(str(filled.paths["class"]), only=rows)
+    there, checked = StageStore(store), 0
     for result in make_plan(suite, there).results:
         record = RunRecord.load(there.folder("measure", result.stage.key) / "record.json")
         ours, folder, _ = here[result.label, result.seed, result.replicate]
@@ -253,18 +238,14 @@ def test_methods_move_the_model(filled):
 
 
 def test_scalars_have_no_gap_and_no_duplicate(filled):
-    for label, folder in (
-        (label, folder) for (label, _, _), (_, folder, _) in
-        results_of(filled.paths["class"], filled.store).items()
-    ):  # fmt: skip
-        if label in ("gd_bad", "gd_capped"):
-            continue
-        steps = [json.loads(line)["step"] for line in (folder / "scalars.jsonl").open()]
-        if label in ("finetune", "ascent", "gd", "gd_lora", "gd_sine", "gd_ball"):
-            assert steps == [1, 2, 4, 6], label
-        assert steps == sorted(set(steps)) and len(read_scalars(folder / "scalars.jsonl")) == len(
-            steps
-        )
+    results = results_of(filled.paths["class"], filled.store)
+    for (label, _, _), (record, folder, _) in results.items():
+        if record.status == "ok":
+            steps = [json.loads(line)["step"] for line in (folder / "scalars.jsonl").open()]
+            if label in ("finetune", "ascent", "gd", "gd_lora", "gd_sine", "gd_ball"):
+                assert steps == [1, 2, 4, 6], label
+            read = read_scalars(folder / "scalars.jsonl")
+            assert steps == sorted(set(steps)) and len(read) == len(steps)
 
 
 def test_the_gate_refuses_a_weak_original(copied, cli, one_line_error, nothing_half):

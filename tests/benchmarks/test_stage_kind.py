@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from stable_forgetting.benchmarks.cli.progress import Display
 from stable_forgetting.benchmarks.pipeline import schedule
@@ -70,37 +72,25 @@ def planner(norm):
     return plan
 
 
-class Console:
-    """What a display prints to."""
-
-    is_terminal = False
-
-    def __init__(self):
-        self.lines = []
-
-    def print(self, text, **_):
-        self.lines.append(text)
-
-
 def execute(suite, store, norm):
-    console = Console()
+    console = Console(file=io.StringIO(), width=200)
     watching = Display(console, "weighed", StageStore(store), every=0.0)
     with InlineExecutor() as executor, watching as display:
         execution = schedule.run_suite(
             suite, Runtime(store), executor, watcher=display, planner=planner(norm)
         )
     assert not execution.failed
-    return execution, console.lines
+    return execution, console.file.getvalue()
 
 
 def test_a_stage_kind_is_one_class_and_one_registration(tiny_suite, tmp_path, weighing):
     suite, store = load_suite(str(tiny_suite())), tmp_path / "runs"
-    execution, lines = execute(suite, store, 2)
+    execution, text = execute(suite, store, 2)
     stages = list(execution.plan.stages())
     weighed = [stage for stage in stages if stage.kind == "weighing"]
     assert [stage.parents["model"].kind for stage in weighed] == ["original", "retrain"]
     assert execution.executed == len(stages)
-    assert any("last: weighing weighing/retrain/seed-1" in line for line in lines)
+    assert "last: weighing weighing/retrain/seed-1" in text
     values = []
     for stage in weighed:
         done = StageStore(store).done("weighing", stage.key)

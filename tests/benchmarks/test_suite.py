@@ -8,7 +8,8 @@ from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.reading import read_file
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import load_suite
-from stable_forgetting.benchmarks.suite.suite import REFERENCES, SUITES, suite_groups, suite_names
+from stable_forgetting.benchmarks.suite.resolved import resolved_table
+from stable_forgetting.benchmarks.suite.suite import REFERENCES, suite_groups, suite_names
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS
@@ -16,36 +17,21 @@ from stable_forgetting.common.measure.rules import GapRule
 from stable_forgetting.common.store.stages import StageStore
 
 LIGHT_DRIVER = """
-import json, os, sys
-sys.path.insert(0, os.getcwd())
+import json, sys
 from pathlib import Path
-from stable_forgetting.benchmarks.cli import main as cli
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.resolve import load_suite
-from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.store.stages import StageStore
-suite, store, *names = sys.argv[1:]
-codes = []
-for args in (["show"], ["plan", "digits-class", "--keys"], ["plan", suite, "--store", store],
-             ["show", "gd_sine"], ["show", "image_classification"],
-             ["report", suite, "--store", store], ["report", suite, "--store", store, "--format",
-             "html"]):
-    sys.argv = ["unlearn", *args]
-    try:
-        cli.main()
-    except SystemExit as stop:
-        codes.append(stop.code or 0)
-keys, drawing = {}, set()
+store, *names = sys.argv[1:]
+keys, drawing, found = {}, set(), set()
 heavy = {"torch", "timm", "sklearn", "scipy", "transformers", "accelerate", "tensorboard"}
-found = set()
 for name in names:
     suite = load_suite(name)
-    plan = make_plan(suite, StageStore(Path(store)))
-    keys[name] = [stage.key for stage in plan.stages()]
+    keys[name] = [stage.key for stage in make_plan(suite, StageStore(Path(store))).stages()]
     if suite.spec.tune and suite.spec.tune.spaces:
         drawing = {"scipy"}  # points are drawn with it
     found |= heavy & set(sys.modules) - drawing
-print("\\n" + json.dumps([codes, sorted(found), keys]))
+print(json.dumps([sorted(found), keys]))
 """
 
 
@@ -56,18 +42,17 @@ def rows_of(suite):
 @pytest.mark.parametrize(
     "names", [suite_names()[::8], pytest.param(suite_names(), marks=pytest.mark.slow)]
 )
-def test_suites_load_plan_and_report_without_heavy_imports(names, filled, spawn, built_in):
-    args = (filled.paths["class"], filled.store, *names)
-    process = spawn(*args, script=LIGHT_DRIVER, PYTHONHASHSEED="7")
+def test_suites_are_planned_alike_in_any_process_without_heavy_imports(
+    names, tmp_path, spawn, built_in
+):
+    process = spawn(tmp_path, *names, script=LIGHT_DRIVER, PYTHONHASHSEED="7")
     out, err = process.communicate()
     assert process.returncode == 0, err
-    codes, heavy, keys = json.loads(out.splitlines()[-1])
-    assert codes == [0] * 7
-    assert heavy == []
-    assert set(keys) == set(names) and all(len(found) > 20 for found in keys.values())
+    heavy, keys = json.loads(out.splitlines()[-1])
+    assert heavy == [] and set(keys) == set(names)
     for name, found in keys.items():
-        plan = make_plan(built_in(name), StageStore(filled.store))
-        assert found == [stage.key for stage in plan.stages()], "keys depend on the process"
+        plan = make_plan(built_in(name), StageStore(tmp_path))
+        assert len(found) > 20 and found == [stage.key for stage in plan.stages()]
 
 
 @pytest.mark.parametrize("name", suite_names())
@@ -80,6 +65,12 @@ def test_built_in_suite_is_sound(name, built_in):
         assert "retrain" in rule.needs
         assert suite.spec.retrains >= 2, "no noise floor without a second Retrain"
     assert len(suite.spec.seeds) >= 3 and suite.spec.title
+    assert [line["row"] for line in resolved_table(suite)] == rows_of(suite)
+    # a published Original that nobody fine-tuned recites its set, not what is retained; MUSE's was
+    # fine-tuned on news, whose next tokens it does not all know by heart
+    published = getattr(suite.protocol.model, "original", None) is not None
+    gates = {"tdec": 0, "muse": 50, "wmdp": 0, "rwku": 0} if published else {}
+    assert suite.protocol.minimum_train_accuracy >= gates.get(suite.spec.benchmark, 90)
     tuned = [row for row in suite.rows if row.trials]
     assert len({len(row.trials) for row in tuned}) <= 1, "every method gets the same trials"
     for row in tuned:
@@ -100,6 +91,7 @@ def test_a_suite_without_columns_has_its_benchmarks(name, columns):
 
 
 def test_a_group_names_suites_and_runs_them_in_turn(tiny_suite, cli, tmp_path, monkeypatch):
+    assert not [name for name in suite_names() if name.startswith("_")], "shared parts"
     for name, members in suite_groups().items():
         assert name not in suite_names() and set(members) <= set(suite_names())
     names = []
@@ -122,32 +114,44 @@ def test_a_group_names_suites_and_runs_them_in_turn(tiny_suite, cli, tmp_path, m
     assert "did you mean 'pair'?" in cli("run", "pairr").err
 
 
-def test_shared_parts_are_not_suites():
-    assert any(path.stem.startswith("_") for path in SUITES.glob("*.yaml"))
-    assert not [name for name in suite_names() if name.startswith("_")]
-
-
 def write(folder, **files):
     for name, text in files.items():
         (folder / f"{name}.yaml").write_text(text)
     return folder / f"{next(iter(files))}.yaml"
 
 
-def complaint(path):
-    with pytest.raises(ConfigError) as caught:
-        read_file(path)
-    return str(caught.value)
-
-
-def test_extends_merges(tmp_path):
-    child = "extends: base.yaml\ninner: {rank: 2}\nitems: [{method: b}]"
-    base = "lr: 0.5\ninner: {rank: 9, omega: 3}\nitems: [{method: a}, {method: c}]"
-    merged = read_file(write(tmp_path, child=child, base=base))
-    assert merged == {
-        "lr": 0.5,
-        "inner": {"rank": 2, "omega": 3},
-        "items": [{"method": "b"}],
-    }
+@pytest.mark.parametrize(
+    ("files", "merged"),
+    [
+        (
+            {
+                "child": "extends: base.yaml\ninner: {rank: 2}\nitems: [{method: b}]",
+                "base": "lr: 0.5\ninner: {rank: 9, omega: 3}\nitems: [{method: a}, {method: c}]",
+            },
+            {"lr": 0.5, "inner": {"rank": 2, "omega": 3}, "items": [{"method": "b"}]},
+        ),
+        (
+            {
+                "child": "extends: base.yaml\na: {x: 1}",
+                "base": "extends: top.yaml\na: null\nb: 2",
+                "top": "a: {y: 9}\nb: 3\nc: 4",
+            },
+            {"a": {"x": 1}, "b": 2, "c": 4},
+        ),
+        (
+            {
+                "child": "extends: [a.yaml, b.yaml]\nz: 0",
+                "a": "x: 1\ny: 1\nz: 1",
+                "b": "extends: top.yaml\ny: 2\nz: 2",
+                "top": "w: 3\nx: 3",
+            },
+            {"x": 3, "y": 2, "z": 0, "w": 3},
+        ),
+    ],
+    ids=["one", "the nearest wins", "the later wins"],
+)
+def test_extends_merges(tmp_path, files, merged):
+    assert read_file(write(tmp_path, **files)) == merged
 
 
 def test_a_file_that_many_extend_is_read_once(tmp_path):
@@ -157,30 +161,19 @@ def test_a_file_that_many_extend_is_read_once(tmp_path):
     assert len(read_file(child)) == 21
 
 
-def test_extends_goes_on_and_the_nearest_file_wins(tmp_path):
-    child = "extends: base.yaml\na: {x: 1}"
-    base = "extends: top.yaml\na: null\nb: 2"
-    child = write(tmp_path, child=child, base=base, top="a: {y: 9}\nb: 3\nc: 4")
-    assert read_file(child) == {"a": {"x": 1}, "b": 2, "c": 4}
-
-
-def test_extends_takes_several_and_the_later_one_wins(tmp_path):
-    files = {"a": "x: 1\ny: 1\nz: 1", "b": "extends: top.yaml\ny: 2\nz: 2", "top": "w: 3\nx: 3"}
-    child = write(tmp_path, child="extends: [a.yaml, b.yaml]\nz: 0", **files)
-    assert read_file(child) == {"x": 3, "y": 2, "z": 0, "w": 3}
-
-
-def test_extends_errors(tmp_path):
-    child = write(tmp_path, child="extends: base.yaml", base="extends: child.yaml")
-    message = complaint(child)
-    assert str(tmp_path / "base.yaml") in message and "'child.yaml' closes a circle" in message
-    child = write(tmp_path, child="extends: gone.yaml")
-    assert "gone.yaml: no such file" in complaint(child)
-    child = write(tmp_path, child="extends: [a, 2]")
-    message = complaint(child)
-    assert str(child) in message and "extends" in message
-    child = write(tmp_path, child="extends: child.yaml")
-    assert "circle" in complaint(child)
+@pytest.mark.parametrize(
+    ("child", "fault"),
+    [
+        ("extends: base.yaml", r"base.yaml: extends: 'child.yaml' closes a circle"),
+        ("extends: child.yaml", "circle"),
+        ("extends: gone.yaml", "gone.yaml: no such file"),
+        ("extends: [a, 2]", r"child.yaml: extends: must be a file name"),
+    ],
+)
+def test_extends_errors(tmp_path, child, fault):
+    path = write(tmp_path, child=child, base="extends: child.yaml")
+    with pytest.raises(ConfigError, match=fault):
+        read_file(path)
 
 
 def test_extends_merges_one_level(tmp_path, tiny_suite):
@@ -218,20 +211,10 @@ def test_overrides_are_typed_and_nested(tiny_suite):
 
 
 def test_only_keeps_references_and_full_comparisons(tiny_suite):
-    rows = {
-        "before": {"method": "original"},
-        "target": {"method": "retrain"},
-        "gd": None,
-        "gd_lora": None,
-        "gd_sine": None,
-    }
-    path = str(
-        tiny_suite(
-            methods=rows,
-            defaults={"steps": 9},
-            compare=[["gd", "gd_lora"], ["gd_sine", "gd_lora"]],
-        )
-    )
+    rows = {"before": {"method": "original"}, "target": {"method": "retrain"}}
+    rows |= dict.fromkeys(["gd", "gd_lora", "gd_sine"])
+    compare = [["gd", "gd_lora"], ["gd_sine", "gd_lora"]]
+    path = str(tiny_suite(methods=rows, defaults={"steps": 9}, compare=compare))
     suite = load_suite(path, only=["gd_lora", "gd_sine"])
     assert rows_of(suite) == ["before", "target", "gd_lora", "gd_sine"]
     assert suite.spec.compare == (("gd_sine", "gd_lora"),)
@@ -301,24 +284,6 @@ def test_a_default_that_a_row_cannot_take_is_an_error_of_that_row(
     assert load_suite(path, only=["gd_sine"]), "rows that are left out are not asked"
 
 
-def test_a_row_without_a_default_that_is_none_is_refused(tiny_suite):
-    rows = {"original": None, "retrain": None, "gd": {"without": ["lamb"]}}
-    with pytest.raises(ConfigError, match="no default 'lamb' for this row; did you mean 'lam'"):
-        load_suite(str(tiny_suite(methods=rows, defaults={"lam": 1.0})))
-
-
-def test_unknown_default_or_grid_is_refused(tiny_suite):
-    rows = {"original": None, "retrain": None, "gd": None}
-    with pytest.raises(ConfigError, match=r"defaults: no row has 'stepz'; did you mean 'steps'"):
-        load_suite(str(tiny_suite(methods=rows, defaults={"stepz": 3})))
-    grids = {"gd": {"lr": [0.1, 0.2]}, "gdd": {"lr": [0.1, 0.2]}}
-    with pytest.raises(ConfigError, match=r"tune.grids: no row 'gdd'; did you mean 'gd'"):
-        load_suite(str(tiny_suite(methods=rows, tune={"trials": 2, "grids": grids})))
-    grids = {"gd_lora": {"lr": [0.1, 0.2]}}
-    with pytest.raises(ConfigError, match="no grid or space for row 'gd' and no default"):
-        load_suite(str(tiny_suite(methods=rows, tune={"trials": 2, "grids": grids})))
-
-
 def test_grids_resolve_to_trials(tiny_suite):
     rows = {
         "original": None,
@@ -339,30 +304,6 @@ def test_grids_resolve_to_trials(tiny_suite):
     ]
     for label in ("original", "target", "fixed"):
         assert suite.row(label).trials == ()
-
-
-def test_the_budget_is_the_same_for_all(tiny_suite):
-    rows = {"original": None, "retrain": None, "gd": None, "gd_lora": None}
-
-    def load(grids, **tune):
-        return load_suite(str(tiny_suite(methods=rows, tune={"grids": grids, **tune})))
-
-    with pytest.raises(ConfigError, match=r"grid 'gd' has 3 combinations, but trials is 2"):
-        load({"default": {"lr": [1, 2]}, "gd": {"lr": [1, 2, 3]}}, trials=2)
-    with pytest.raises(ConfigError, match="two trials are the same"):
-        load({"default": {"lr": [0.001, "1e-3"]}}, trials=2)
-    with pytest.raises(ConfigError, match=r"tune\.seeds must differ from seeds"):
-        load({"default": {"lr": [1, 2]}}, trials=2, seeds=[1])
-    with pytest.raises(ConfigError, match="seeds"):
-        load({"default": {"lr": [1, 2]}}, trials=2, seeds=[])
-
-
-def test_every_gap_needs_one_retrain(tiny_suite):
-    with pytest.raises(ConfigError, match="methods has 0 rows of method retrain"):
-        load_suite(str(tiny_suite(methods={"original": None, "gd": None})))
-    both = {"original": None, "retrain": None, "again": {"method": "retrain"}}
-    with pytest.raises(ConfigError, match="methods has 2 rows of method retrain"):
-        load_suite(str(tiny_suite(methods=both)))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "a,b", "a\nb", "x" * 99])

@@ -297,7 +297,7 @@ def tiny_sweep(tiny_suite, tmp_path_factory):
                 "gd_lora": None,
                 "ft": {"method": "finetune"},
                 "salun": None,
-                "npo": {"method": "npo_gdr", "params": {"beta": 1, "adapter": {}}},
+                "npo": {"method": "npo_gdr_lora", "params": {"beta": 1}},
             },
             "defaults": {"batch_size": 8},
             "compare": [["gd_ball", "gd_lora"]],

@@ -97,10 +97,6 @@ def test_draws_depend_on_tuning_seeds_and_space_only(load, sampler):
     assert drawn(fewer, "gd") == drawn(suite, "gd")[:3], "more trials keep those that are done"
 
 
-def test_samplers_differ(load):
-    assert drawn(load(sampler="qmc"), "gd") != drawn(load(sampler="random"), "gd")
-
-
 def test_qmc_fills_the_range_evenly():
     proposals = propose("qmc", {"lr": Dimension(low=1e-4, high=1e-2, log=True)}, set(), seed=3)
     eighths = [int(4 * (math.log10(next(proposals)["lr"]) + 4)) for _ in range(8)]
@@ -490,10 +486,3 @@ def test_an_attack_decides_among_trials_that_are_near_enough(
     ]
     assert plan.chosen["gd_sine"] == min((0, 1), key=lambda k: (shown[k], gaps[k]))
     assert not any("test" in name for measures in found.values() for name in measures)
-
-
-@pytest.mark.parametrize("name", ["klom", "reference", "over_unlearning"])
-def test_an_attack_of_no_single_model_is_refused(tiny_suite, tmp_path, cli, one_line_error, name):
-    tune = {"trials": 1, "grids": {"default": {"lr": [1e-3]}}, "after_attack": name}
-    line = one_line_error(cli("plan", tiny_suite(tmp_path, tune=tune), "--store", tmp_path / "s"))
-    assert f"tune.after_attack: '{name}' attacks no single model" in line

@@ -180,12 +180,6 @@ def test_what_is_missing_or_damaged_is_one_line(root, cli, damage):
     assert shown.code == 2 and shown.out == "" and len(shown.err.splitlines()) == 1
 
 
-def test_without_a_folder_it_says_what_to_give(cli, monkeypatch):
-    monkeypatch.delenv("SF_DATA_ROOT", raising=False)
-    assert "--data-root" in cli("verify", "tofu-logs").err
-    assert "tofu-logs" in cli("verify", "cifar").err
-
-
 @needs_logs
 def test_all_published_values_are_met():
     rows = verify.verify_tofu_logs(SHARED)

@@ -142,18 +142,6 @@ def test_what_is_shipped_is_of_the_shipped_tables():
     assert (RESULTS / "versus/VERSUS.md").read_text("utf-8") == report
 
 
-@pytest.mark.parametrize(
-    ("pair", "fault"),
-    [
-        ("gd_sine", "give two results, or pairs of rows as FIRST,SECOND"),
-        ("gd_sine,gd_sine", "write two different rows as FIRST,SECOND"),
-        ("gd_sine,gd_sin", "no table has gd_sin"),
-    ],
-)
-def test_a_pair_that_is_none_is_one_line(cli, one_line_error, tmp_path, pair, fault):
-    assert fault in one_line_error(cli("compare", pair, "--store", tmp_path))
-
-
 def test_a_damaged_table_is_one_line(put, cli, one_line_error, tmp_path):
     store = put("odd", {"ours": [1.0], "theirs": [2.0]})
     board = json.loads((store / "odd" / "leaderboard.json").read_text())
