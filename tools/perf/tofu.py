@@ -237,15 +237,14 @@ def _same(
 @contextlib.contextmanager
 def asked_of(model: Any, tokenizer: Any) -> Iterator[dict[str, float]]:
     """Counts what is asked of a model's decoder and of a tokenizer inside the block."""
-    names = ("forwards", "token slots", "decode steps", "decoded tokens", "tokeniser calls")
+    names = ("forwards", "token slots", "decode steps", "decode slots", "tokeniser calls")
     seen: dict[str, float] = dict.fromkeys(names, 0)
     call = type(tokenizer).__call__
 
     def note(_: nn.Module, __: tuple[Any, ...], inputs: Mapping[str, Any]) -> None:
         decodes = bool(inputs.get("use_cache"))
         seen["decode steps" if decodes else "forwards"] += 1
-        rows, size = len(inputs["input_ids"]), inputs["input_ids"].numel()
-        seen["decoded tokens" if decodes else "token slots"] += rows if decodes else size
+        seen["decode slots" if decodes else "token slots"] += inputs["input_ids"].numel()
 
     def counting(self: Any, *args: Any, **options: Any) -> Any:
         seen["tokeniser calls"] += 1
@@ -263,7 +262,7 @@ def _counts(way: Any, job: Job) -> dict[str, float]:
     source, parts, model = prepare(job)
     with asked_of(model, source.tokenizer) as seen:
         way(model, source, parts, job)
-    return {name: value for name, value in seen.items() if name != "decoded tokens"}
+    return {name: value for name, value in seen.items() if name != "decode slots"}
 
 
 # Greedy answers from drafts ----------------------------------------------------------------------
@@ -289,24 +288,26 @@ def _decoding(source: TextSource, model: nn.Module, rows: np.ndarray, new_tokens
     for name, run in runs.items():
         with asked_of(model, source.tokenizer) as seen:
             texts[name] = [text.tolist() for text in run()]
-        counts[name] = {key: seen[key] for key in ("decoded tokens", "decode steps")}
+        counts[name] = {key: seen[key] for key in ("decode slots", "decode steps")}
     different = sum(a != b for a, b in zip(texts[DRAFTED], texts[PLAIN], strict=True))
-    share = counts[DRAFTED]["decoded tokens"] / counts[PLAIN]["decoded tokens"]
+    share = counts[DRAFTED]["decode slots"] / counts[PLAIN]["decode slots"]
     checks = {
         "answers that differ": (float(different), 0.0),
-        "share of decoded tokens": (share, 0.5),
+        "share of decode slots": (share, 0.5),
     }
     title = f"greedy answers to {len(rows)} rows, {accuracy:.0%} of whose tokens the model knows"
     return Case("tofu_decoding", title, runs, [(DRAFTED, PLAIN)], checks, counts)
 
 
-def memorise(model: nn.Module, source: TextSource, rows: np.ndarray) -> float:
-    """Trains until most answer tokens are the argmax; their share."""
+def memorise(
+    model: nn.Module, source: TextSource, rows: np.ndarray, share: float = MEMORISED
+) -> float:
+    """Trains until this share of the answers' tokens is the argmax; the share that was reached."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     batch = source.fetch(torch.from_numpy(rows))
     scored = batch.labels >= 0
     labels, accuracy = batch.labels[scored], 0.0
-    while accuracy < MEMORISED:
+    while accuracy < share:
         logits = causal_forward(model, batch)[scored]
         accuracy = float((logits.argmax(1) == labels).float().mean())
         optimizer.zero_grad()
