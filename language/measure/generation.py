@@ -2,7 +2,8 @@
 
 The batch shrinks with every finished row (the cache drops it too), so a forward costs what its
 unfinished rows cost; nobody waits for the slowest row of a batch.  What a teacher-forced pass has
-shown to be the beginning of an answer is not written again: decoding starts behind it.
+shown to be the beginning of an answer is not written again: decoding starts behind it.  Where a
+text repeats itself, one forward checks many tokens (:mod:`language.measure.guesses`).
 """
 
 from __future__ import annotations
@@ -165,10 +166,7 @@ def _write(
     cache: Any = None
     while True:
         width = 1 if cache is None else tokens.shape[1]
-        first = cache is None
         said, cache = _greedy(model, (tokens, seen, positions), width, cache)
-        if first:
-            give_room(cache)
         kept, open_rows = np.ones(len(rows), dtype=np.int64), []
         for place, (row, guess) in enumerate(zip(rows, guesses, strict=True)):
             before = len(written[row])
@@ -207,18 +205,21 @@ def _padded(arrays: Sequence[np.ndarray], *, left: bool = False) -> np.ndarray:
 def _greedy(
     model: Any, inputs: tuple[np.ndarray, ...], width: int, cache: Any
 ) -> tuple[np.ndarray, Any]:
-    """(N, width) likeliest tokens after each of the last ones, and the cache with all of them."""
+    """(N, width) likeliest tokens after each of the last ones, and a cache with room for more."""
     names, device = ("input_ids", "attention_mask", "position_ids"), device_of(model)
     given: dict[str, Any] = {"use_cache": True}
     for name, table in zip(names, inputs, strict=True):
         given[name] = torch.from_numpy(table).to(device)
     parts = backbone(model)
+    decoder: Any = model if parts is None else parts.decoder
+    out = decoder(**given, **cache_input(decoder, cache))
+    newest = cache_output(out)
+    if cache is None:
+        give_room(newest)
     if parts is None:
-        out = model(**given, **cache_input(model, cache))
-        return out.logits[:, -width:].argmax(dim=2).cpu().numpy(), cache_output(out)
+        return out.logits[:, -width:].argmax(dim=2).cpu().numpy(), newest
     head: Any = parts.head
-    out = parts.decoder(**given, **cache_input(parts.decoder, cache))
     states = out.last_hidden_state[:, -width:].flatten(0, 1)
     chunks = states.split(max(1, CHUNK_ELEMENTS // head.out_features))
     said = torch.cat([head(chunk).argmax(dim=1) for chunk in chunks])
-    return said.view(-1, width).cpu().numpy(), cache_output(out)
+    return said.view(-1, width).cpu().numpy(), newest

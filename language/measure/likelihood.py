@@ -189,7 +189,8 @@ def teacher_forced(
     scorer = _Scorer(model, pairs, detailed, entropies, masked_id)
     limit = row_limit(model) if share_prompts else None
     if limit is not None:  # attention within longer rows costs more than prompts that repeat
-        limit = min(limit, max(SHORT_ROW, 2 * unwrapped(model).config.hidden_size))
+        config: Any = unwrapped(model).config
+        limit = min(limit, max(SHORT_ROW, 2 * config.hidden_size))
     rows = plain_rows(pairs) if limit is None else packed_rows(pairs, limit)
     with torch.inference_mode():
         for chosen in batches(rows, token_budget):
