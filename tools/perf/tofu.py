@@ -82,7 +82,7 @@ def evaluation(quick: bool) -> Iterator[Case]:
     runs = {name: partial(way, model, source, parts, timed) for name, way in ways.items()}
     given = (model, source, parts, timed)
     checks = _same(one_pass(*given), pass_per_metric(*given))
-    for name, limit in (("token slots", 0.45), ("forwards", 0.45), ("tokeniser calls", 0.5)):
+    for name, limit in (("token slots", 0.46), ("forwards", 0.45), ("tokeniser calls", 0.5)):
         checks[f"share of the naive {name}"] = (counts[OURS][name] / counts[NAIVE][name], limit)
     rows = [sum(job.parts.values()) for job in (counted, timed)]
     title = (
