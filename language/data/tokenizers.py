@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ class Encoder:
             code, and counted in ``truncated``.
 
     Attributes:
-        calls: How often the tokenizer was called.
+        calls: How many texts were tokenised.
         truncated: How many pairs were cut.
         given: Plain text -> its ids, where it is a slice of a longer one's tokens.
     """
@@ -163,6 +163,7 @@ class Encoder:
         self._answers: dict[str, list[int]] = {}
         self._pairs: dict[tuple[str, str], Encoded] = {}
         self._anchors: dict[str, list[int]] = {}
+        self._ready: dict[tuple[str, bool], list[int]] = {}
         self.given: dict[str, list[int]] = {}
 
     def text(self, text: str) -> list[int]:
@@ -186,7 +187,31 @@ class Encoder:
 
     def _tokens(self, text: str, *, special: bool = False) -> list[int]:
         self.calls += 1
+        ready = self._ready.pop((text, special), None)
+        if ready is not None:
+            return ready
         return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+
+    def prepare(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Tokenises together what :meth:`encode` will need for these questions and answers."""
+        template, texts = self.template, dict[tuple[str, bool], None]()
+        alone = template.style == "clean" or template.special
+        for question, answer in pairs:
+            if not question or (question, answer) in self._pairs:
+                continue
+            prompt = template.prompt(question)
+            if question not in self._prompts:
+                texts[prompt, not template.special] = None
+            if not alone:
+                texts[prompt + template.lead + answer, True] = None
+            elif answer not in self._answers:
+                texts[template.after[-1] + template.lead + answer, False] = None
+        for special in (True, False):
+            group = [text for text, own in texts if own == special]
+            if group:
+                made = self.tokenizer(group, add_special_tokens=special, verbose=False)
+                keys = ((text, special) for text in group)
+                self._ready |= zip(keys, made["input_ids"], strict=True)
 
     @property
     def _marks(self) -> int:

@@ -169,8 +169,11 @@ def score_rows(
         Diverged: A scored logit is NaN or infinite.
         DataError: An answer has no label within the length limit.
     """
-    encode = encode or (lambda row: source.encode(row.question, row.answer))
     items = {part: [source.corpus.items[i] for i in ids.tolist()] for part, ids in parts.items()}
+    if encode is None:
+        rows_of = itertools.chain(*items.values())
+        source.encoder.prepare((row.question, row.answer) for row in rows_of)
+    encode = encode or (lambda row: source.encode(row.question, row.answer))
     requests: list[Request] = []
     answers: dict[str, list[Likelihood]] = {}
     for part, rows in items.items():

@@ -2,25 +2,30 @@
 
 The batch shrinks with every finished row (the cache drops it too), so a forward costs what its
 unfinished rows cost; nobody waits for the slowest row of a batch.  What a teacher-forced pass has
-shown to be the beginning of an answer is not written again: decoding starts behind it.
+shown to be the beginning of an answer is not written again: decoding starts behind it.  Where a
+text repeats itself, one forward checks many tokens (:mod:`language.measure.guesses`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from stable_forgetting.language.measure.guesses import Text, met, worth
 from stable_forgetting.language.models.backbone import (
+    CHUNK_ELEMENTS,
     backbone,
     cache_input,
     cache_output,
     device_of,
+    give_room,
+    row_limit,
     unwrapped,
 )
 
@@ -51,16 +56,15 @@ class Ends:
         newest = self.decode(written[-window:])
         return any(text in newest for text in self.texts)
 
-    def within(self, draft: Sequence[int], limit: int) -> tuple[list[int], bool]:
-        """What of a draft belongs to the text, and whether the text ends there."""
-        written: list[int] = []
-        for token in draft:
+    def reached_by(self, written: list[int], more: Iterable[int], limit: int) -> bool:
+        """Adds to a text what of ``more`` belongs to it; whether the text ends there."""
+        for token in more:
             if token in self.tokens or len(written) >= limit:
-                return written, True
+                return True
             written.append(token)
             if self.reached(written):
-                return written, True
-        return written, len(written) >= limit
+                return True
+        return len(written) >= limit
 
 
 def generate(
@@ -86,7 +90,7 @@ def generate(
         stop_text: Strings that end an answer.
         decode: Token ids -> text; needed for ``stop_text``.
         batch_size: Rows per batch.
-        token_budget: Token slots (padding included) of the first forward of a batch.
+        token_budget: Token slots (padding included) of a forward.
         drafts: Per prompt the tokens with which its greedy continuation begins, as far as they are
             known (:func:`language.measure.ask.drafts`); they may go beyond its end.
         masked_id: A token of prompts that nothing attends to and that takes no position, as where
@@ -99,8 +103,9 @@ def generate(
     assert decode is not None or not stop_text, "stop_text needs decode"
     limits = np.broadcast_to(np.asarray(max_new_tokens, dtype=np.int64), (len(prompts),))
     ends = Ends(frozenset(stop), tuple(stop_text), decode)
-    begun = map(ends.within, drafts or [()] * len(prompts), limits.tolist())
-    written, over = map(list, zip(*begun, strict=True)) if len(prompts) else ([], [])
+    written: list[list[int]] = [[] for _ in prompts]
+    begun = zip(written, drafts or [()] * len(prompts), limits.tolist(), strict=True)
+    over = [ends.reached_by(*each) for each in begun]
     lengths = np.asarray([len(tokens) for tokens in written], dtype=np.int64)
     remaining = np.where(over, 0, limits - lengths) if len(prompts) else limits
     starts = [np.r_[prompt, tokens] for prompt, tokens in zip(prompts, written, strict=True)]
@@ -111,7 +116,7 @@ def generate(
     with torch.inference_mode():
         room = getattr(unwrapped(model).config, "max_position_embeddings", None)
         for rows in _batches(starts, remaining, batch_size, token_budget, room or math.inf):
-            _write(unwrapped(model), starts, shown, rows, ends, limits, written)
+            _write(unwrapped(model), starts, shown, rows, ends, limits, written, token_budget)
     return [np.asarray(tokens, dtype=np.int64) for tokens in written]
 
 
@@ -147,53 +152,74 @@ def _write(
     ends: Ends,
     limits: np.ndarray,
     written: list[list[int]],
+    token_budget: int,
 ) -> None:
-    """Writes one batch to its end."""
-    tokens, seen = (
-        _left_padded([table[row] for row in rows], device_of(model)) for table in (prompts, shown)
-    )
-    positions = (seen.cumsum(dim=1) - 1).clamp_min(0)
+    """Writes one batch to its end.
+
+    A forward takes the newest token of each row and a guess of what follows it.  The tokens of a
+    wrong guess stay in the cache, hidden by the mask.
+    """
+    tokens, seen = (_padded([table[row] for row in rows], left=True) for table in (prompts, shown))
+    positions = (seen.cumsum(axis=1) - 1).clip(0)
+    texts = {row: Text(prompts[row].tolist()) for row in rows}
+    guesses: list[list[int]] = [[] for _ in rows]
     cache: Any = None
-    while rows:
-        logits, cache = _last_logits(model, tokens, seen, positions, cache)
-        newest = logits.float().argmax(dim=1).to(seen.device)
-        open_rows = []
-        for place, (row, token) in enumerate(zip(rows, newest.tolist(), strict=True)):
-            if token not in ends.tokens:
-                written[row].append(token)
-                if len(written[row]) < limits[row] and not ends.reached(written[row]):
-                    open_rows.append(place)
+    while True:
+        width = 1 if cache is None else tokens.shape[1]
+        said, cache = _greedy(model, (tokens, seen, positions), width, cache)
+        kept, open_rows = np.ones(len(rows), dtype=np.int64), []
+        for place, (row, guess) in enumerate(zip(rows, guesses, strict=True)):
+            before = len(written[row])
+            if not ends.reached_by(written[row], met(said[place].tolist(), guess), limits[row]):
+                texts[row].add(written[row][before:])
+                kept[place] = len(written[row]) - before
+                open_rows.append(place)
+        if not open_rows:
+            return
+        seen[:, -width:] &= np.arange(width) < kept[:, None]
+        newest = positions[:, -width] + kept
         if len(open_rows) < len(rows):
-            rows = [rows[place] for place in open_rows]
-            places = torch.as_tensor(open_rows, dtype=torch.int64, device=seen.device)
-            newest, seen, positions = newest[places], seen[places], positions[places]
-            if rows:
-                cache.batch_select_indices(places)
-        tokens, positions = newest[:, None], positions[:, -1:] + 1
-        seen = torch.cat([seen, seen.new_ones(len(seen), 1)], dim=1)
+            rows, seen, newest = [rows[k] for k in open_rows], seen[open_rows], newest[open_rows]
+            cache.batch_select_indices(torch.as_tensor(open_rows, device=device_of(model)))
+        left = limits[rows] - [len(written[row]) for row in rows]
+        room = (row_limit(model) or 0) - seen.shape[1] - int(left.max())
+        guesses = [
+            texts[row].guess(most - 1) for row, most in zip(rows, left.tolist(), strict=True)
+        ]
+        guesses = worth(guesses, min(room, token_budget // len(rows)))
+        fed = [np.r_[written[row][-1], guess] for row, guess in zip(rows, guesses, strict=True)]
+        tokens = _padded(fed).astype(np.int64)
+        steps = np.arange(tokens.shape[1])
+        positions = newest[:, None] + np.minimum(steps, [[len(guess)] for guess in guesses])
+        seen = np.c_[seen, np.ones_like(tokens)]
 
 
-def _left_padded(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:
+def _padded(arrays: Sequence[np.ndarray], *, left: bool = False) -> np.ndarray:
     width = max(map(len, arrays))
     table = np.zeros((len(arrays), width), dtype=np.int64)
     for row, array in zip(table, arrays, strict=True):
-        row[width - len(array) :] = array
-    return torch.from_numpy(table).to(device)
+        row[width - len(array) if left else 0 :][: len(array)] = array
+    return table
 
 
-def _last_logits(
-    model: Any, tokens: Tensor, seen: Tensor, positions: Tensor, cache: Any
-) -> tuple[Tensor, Any]:
-    """(N, V) logits after the last token, and the cache with the tokens in it."""
-    inputs = {
-        "input_ids": tokens,
-        "attention_mask": seen,
-        "position_ids": positions,
-        "use_cache": True,
-    }
+def _greedy(
+    model: Any, inputs: tuple[np.ndarray, ...], width: int, cache: Any
+) -> tuple[np.ndarray, Any]:
+    """(N, width) likeliest tokens after each of the last ones, and a cache with room for more."""
+    names, device = ("input_ids", "attention_mask", "position_ids"), device_of(model)
+    given: dict[str, Any] = {"use_cache": True}
+    for name, table in zip(names, inputs, strict=True):
+        given[name] = torch.from_numpy(table).to(device)
     parts = backbone(model)
+    decoder: Any = model if parts is None else parts.decoder
+    out = decoder(**given, **cache_input(decoder, cache))
+    newest = cache_output(out)
+    if cache is None:
+        give_room(newest)
     if parts is None:
-        out = model(**inputs, **cache_input(model, cache))
-        return out.logits[:, -1], cache_output(out)
-    out = parts.decoder(**inputs, **cache_input(parts.decoder, cache))
-    return parts.head(out.last_hidden_state[:, -1]), cache_output(out)
+        return out.logits[:, -width:].argmax(dim=2).cpu().numpy(), newest
+    head: Any = parts.head
+    states = out.last_hidden_state[:, -width:].flatten(0, 1)
+    chunks = states.split(max(1, CHUNK_ELEMENTS // head.out_features))
+    said = torch.cat([head(chunk).argmax(dim=1) for chunk in chunks])
+    return said.view(-1, width).cpu().numpy(), newest

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.measure.scores import COLUMNS, score_rows
 from stable_forgetting.language.data.corpus import Encoded
+from stable_forgetting.language.measure.guesses import FORWARD
 from stable_forgetting.language.measure.requests import AnswerScores
 from stable_forgetting.language.models.backbone import (
+    CHUNK_ELEMENTS,
     Backbone,
     backbone,
     device_of,
@@ -139,18 +141,23 @@ def _together(members: Sequence[int], pairs: Sequence[Encoded], shared: int) -> 
 def batches(rows: Sequence[Row], token_budget: int) -> Iterator[list[Row]]:
     """Rows of similar length together, longest first; padded size within the budget.
 
-    A row longer than the budget is a batch of its own.
+    A batch ends where its padding would cost as much as another forward.  A row longer than the
+    budget is a batch of its own.
     """
     order = sorted(rows, key=len, reverse=True)
+    lengths = np.asarray([len(row) for row in order])
     start = 0
     while start < len(order):
-        size = max(1, token_budget // len(order[start]))
+        longest = lengths[start]
+        size = max(1, token_budget // longest)
+        padding = np.cumsum(longest - lengths[start : start + size])
+        size = int((padding <= FORWARD).sum())
         yield order[start : start + size]
         start += size
 
 
-CHUNK_ELEMENTS = 2**25
-"""Logits (128 MiB in float32) that are held at once."""
+SHORT_ROW = 256
+"""Tokens of a packed row that a model of any width takes."""
 
 
 def teacher_forced(
@@ -181,6 +188,9 @@ def teacher_forced(
     model.eval()
     scorer = _Scorer(model, pairs, detailed, entropies, masked_id)
     limit = row_limit(model) if share_prompts else None
+    if limit is not None:  # attention within longer rows costs more than prompts that repeat
+        config: Any = unwrapped(model).config
+        limit = min(limit, max(SHORT_ROW, 2 * config.hidden_size))
     rows = plain_rows(pairs) if limit is None else packed_rows(pairs, limit)
     with torch.inference_mode():
         for chosen in batches(rows, token_budget):

@@ -105,7 +105,8 @@ def masked_id(source: TextSource, config: TofuEvaluation) -> int | None:
 def _likelihoods(
     source: TextSource, items: Sequence[Item], answers: Iterable[str]
 ) -> list[Likelihood]:
-    rows = zip(items, answers, strict=True)
+    rows = list(zip(items, answers, strict=True))
+    source.encoder.prepare((item.question, answer) for item, answer in rows)
     return [Likelihood.of(source.encode(item.question, answer)) for item, answer in rows]
 
 
@@ -151,11 +152,12 @@ class WrongAnswers(TextMetric):
 
     def requests(self, source: TextSource, items: Sequence[Item]) -> list[Likelihood]:
         """Wrong answers and the paraphrase, row by row."""
-        requests: list[Likelihood] = []
-        for item in items:
-            others = [*item.perturbed, *([item.paraphrase] if item.paraphrase else [])]
-            requests += _likelihoods(source, [item] * len(others), others)
-        return requests
+        others = [
+            (item, answer)
+            for item in items
+            for answer in (*item.perturbed, item.paraphrase or item.answer)
+        ]
+        return _likelihoods(source, [item for item, _ in others], [text for _, text in others])
 
     def columns(self, source: TextSource, items: Sequence[Item], replies: Replies) -> Columns:
         """Mean losses in nats per token."""

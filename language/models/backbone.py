@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,9 @@ from stable_forgetting.language.models.families import family_of
 
 MASKABLE_ATTENTION = ("eager", "sdpa")
 """Attention implementations of transformers that take a whole mask."""
+
+CHUNK_ELEMENTS = 2**25
+"""Logits (128 MiB in float32) that are held at once."""
 
 
 class Backbone(NamedTuple):
@@ -58,6 +61,38 @@ def cache_input(model: nn.Module, value: Any) -> dict[str, Any]:
 def cache_output(out: Any) -> Any:
     """The key-value cache that a forward returned, None without one."""
     return out.cache if hasattr(out, "cache") else getattr(out, "past_key_values", None)
+
+
+ROOM = 64
+"""Tokens for which a cache has room once it is full."""
+
+
+def give_room(cache: Any) -> None:
+    """Lets a cache write new tokens beside the old ones, instead of copying all at every step.
+
+    Layers of other kinds than plain growing ones stay as they are.
+    """
+    for layer in getattr(cache, "layers", ()):
+        if type(layer).__name__ == "DynamicLayer":
+            layer.update = partial(_append, layer, {})
+
+
+def _append(
+    layer: Any, buffers: dict[str, Tensor], keys: Tensor, values: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor]:
+    for name, new in (("keys", keys), ("values", values)):
+        old, buffer = getattr(layer, name), buffers.get(name)
+        size = old.shape[-2] + new.shape[-2]
+        if buffer is None or buffer.shape[-2] < size:
+            buffer = old.new_empty(*old.shape[:-2], size + ROOM, old.shape[-1])
+            buffer[..., : old.shape[-2], :] = old
+        elif len(buffer) > len(new):  # rows have left
+            buffer = buffer[: len(new)]
+            buffer[..., : old.shape[-2], :] = old
+        buffer[..., old.shape[-2] : size, :] = new
+        buffers[name] = buffer
+        setattr(layer, name, buffer[..., :size, :])
+    return layer.keys, layer.values
 
 
 def row_limit(model: Any) -> int | None:

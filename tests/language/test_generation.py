@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from stable_forgetting.language.measure import generation
 from stable_forgetting.language.measure.ask import ask, beginnings, drafts
 from stable_forgetting.language.measure.generation import Ends, generate
+from stable_forgetting.language.measure.guesses import Text, met, worth
 from stable_forgetting.language.measure.requests import Continue, Likelihood, RequestConfig
 from stable_forgetting.language.models.backbone import cache_input, cache_output
 from stable_forgetting.language.models.composite import CompositeOutput
@@ -201,12 +203,54 @@ def test_a_draft_goes_to_the_first_miss_of_the_answer_that_is_met_furthest():
     assert drafts(further, begun, 7) == [(), (3,), ()]  # positions of the two passes differ
 
 
-def test_what_ends_within_a_draft():
-    ends = Ends(frozenset({0}))
-    assert ends.within([1, 2], 3) == ([1, 2], False)
-    assert ends.within([1, 0, 2], 3) == ([1], True)
-    assert ends.within([1, 2, 3], 2) == ([1, 2], True)
-    assert ends.within([], 0) == ([], True)
+@pytest.mark.parametrize(
+    "draft, limit, text, over",
+    [
+        ([1, 2], 3, [1, 2], False),
+        ([1, 0, 2], 3, [1], True),
+        ([1, 2, 3], 2, [1, 2], True),
+        ([], 0, [], True),
+    ],
+)
+def test_what_ends_within_a_draft(draft, limit, text, over):
+    written = []
+    assert Ends(frozenset({0})).reached_by(written, draft, limit) == over
+    assert written == text
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi", "gpt_neo", "qwen2", "gpt_neox"])
+def test_guesses_save_forwards_and_change_no_text(tiny_text, kind, monkeypatch):
+    model, asked, limits = tiny_text.model(kind), prompts(7), [60, 41, 60, 5, 60, 33, 60]
+    stop, forwards = [3], []
+    model.base_model.register_forward_pre_hook(lambda *_: forwards.append(1))
+
+    def run():
+        forwards.clear()
+        return generate(model, asked, stop=stop, max_new_tokens=limits), len(forwards)
+
+    found, few = run()
+    monkeypatch.setattr(generation, "worth", lambda guesses, _: [[] for _ in guesses])
+    plain, many = run()
+    assert [text.tolist() for text in found] == [text.tolist() for text in plain]
+    if kind == "gpt_neo":  # its window is shorter than these texts
+        assert few == many
+    else:
+        assert few < 0.8 * many
+
+
+def test_a_guess_is_what_followed_last_time():
+    text = Text([1, 2, 3, 4, 1, 2])
+    assert text.guess(9) == [3, 4]  # two tokens are shared
+    text.add([3, 4])
+    assert text.guess(9) == [1, 2, 3, 4, 1, 2]  # the repetition goes on
+    assert text.guess(3) == [1, 2, 3] and text.guess(0) == [] and Text([7]).guess(9) == []
+    text.add([9])
+    assert text.guess(9) == []
+    assert worth([[1] * 8, [2] * 8, []], room=100) == [[1] * 8, [2] * 8, []]
+    assert worth([[1] * 8, [2] * 8], room=8) == [[], []]
+    assert worth([[1] * 8, *([[]] * 500)], room=100) == [[]] * 501  # one row is not worth the rest
+    assert met([5, 6, 7], [5, 9]) == [5, 6] and met([5, 6, 7], []) == [5]
+    assert met([5, 6, 7], [5, 6]) == [5, 6, 7]
 
 
 @pytest.mark.parametrize("kind", ["llama", "phi"])

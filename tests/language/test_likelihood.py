@@ -7,6 +7,7 @@ import torch
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.measure.scores import COLUMNS
 from stable_forgetting.language.data.corpus import Encoded
+from stable_forgetting.language.measure.guesses import FORWARD
 from stable_forgetting.language.measure.likelihood import (
     batches,
     packed_rows,
@@ -96,6 +97,13 @@ def test_batches_keep_the_budget_and_similar_lengths_together(tiny_text):
     lengths = [len(row) for batch in made for row in batch]
     assert lengths == sorted(lengths, reverse=True)
     assert [len(batch) for batch in batches(rows, 1)] == [1] * len(rows)
+
+
+def test_a_batch_ends_where_its_padding_costs_a_forward(tiny_text):
+    rows = plain_rows([*tiny_text.pairs(3, 1, longest=30), *tiny_text.pairs(30, 1, longest=3)])
+    for batch in (made := list(batches(rows, 10_000))):
+        assert sum(len(batch[0]) - len(row) for row in batch) <= FORWARD
+    assert len(made) > 1
 
 
 def test_an_unknown_head_and_a_wrapper_take_the_plain_path(tiny_text):

@@ -37,11 +37,13 @@ from tools.perf.tofu import BATCH, Job, asked_of, memorise, prepare
 NAME, OURS, PEER = "tofu_peer", "ours, one pass", "open-unlearning"
 STYLE: Final = "openunlearning"
 TIMED, QUICK = Job((32, 12, 14), 200, 128, 4), Job((5, 3, 3), 4, 16, 1)
+RECITED = 0.999
+"""Share of the answers' tokens: a model that knows 95 % strays from nearly every answer."""
 GOAL = 0.25
 PACKAGES = ("data", "evals", "evals.metrics", "evals.metrics.mia")
 MODULES = ("data.qa", "data.collators", "evals.metrics.memorization", "evals.metrics.mia.min_k")
 TAGS = ("user_start_tag", "user_end_tag", "asst_start_tag", "asst_end_tag")
-TEMPLATE = dict(zip(TAGS, ("Question: ", "\n", "Answer: ", "\n\n"), strict=True))
+TEMPLATE = dict(zip(TAGS, ("[INST] ", " [/INST]", "", " "), strict=True))
 GENERATION = {"do_sample": False, "top_p": None, "temperature": None, "use_cache": True}
 PLAIN = ("forget", "retain", "test_real_authors", "test_world_facts")
 Columns = dict[str, np.ndarray]
@@ -69,7 +71,7 @@ def evaluation(quick: bool, folder: Path) -> Iterator[Case]:
         known = "random weights"
         if recites:
             rows = np.concatenate([parts[part] for part in PLAIN])
-            known = f"{memorise(model, source, rows):.0%} of the answers' tokens known"
+            known = f"{memorise(model, source, rows, RECITED):.1%} of the answers' tokens known"
         mine = partial(_ours, model, source, parts, job)
         theirs = partial(_theirs, peer, model, source, sets, job)
         runs: dict[str, Callable[[], Any]] = {OURS: mine, PEER: theirs}
@@ -111,7 +113,7 @@ def modules(folder: Path) -> SimpleNamespace:
 
 def _source(source: TextSource) -> TextSource:
     """The same texts in the peer's style, not tokenised yet."""
-    template = make_template("question_answer", STYLE)
+    template = make_template("llama2_chat", STYLE)
     return TextSource(source.corpus, source.tokenizer, template, max_length=512)
 
 
