@@ -1,30 +1,20 @@
-"""Attacks on a user's model: ``unlearn attack --model``, and ``relearn`` after an application."""
+"""Attacks on a user's model: ``unlearn attack --model``."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stable_forgetting.benchmarks.apply.relearn import audit_task
 from stable_forgetting.benchmarks.apply.work import benchmark_of
 from stable_forgetting.benchmarks.audits.derive import AuditTable
-from stable_forgetting.common.audits.base import AuditTask, ModelAudit
-from stable_forgetting.common.audits.recovery import RelearnTime
+from stable_forgetting.common.audits.base import ModelAudit
 from stable_forgetting.common.base.seeding import make_deterministic
 from stable_forgetting.common.protocol.benchmark import check_device, pick_device
-from stable_forgetting.common.protocol.given import Application, GivenBenchmark
-from stable_forgetting.common.train.config import FitConfig
-
-if TYPE_CHECKING:
-    from torch import nn
-
-LR = 1e-4
-"""Of AdamW on all weights."""
-CONFIG = RelearnTime.Config(batch_size=16)
-BATCH = 32
+from stable_forgetting.common.protocol.given import Application
 
 
 def attack_given(
@@ -58,7 +48,7 @@ def attack_given(
     original = given["original"].original
     tables = [AuditTable(name, attack) for name, attack in attacks.items()]
     for label, benchmark in given.items():
-        task = _task(benchmark, benchmark.original, original)
+        task = audit_task(benchmark, benchmark.original, original)
         other = "retrain-2" if label == "retrain" else "retrain"
         if other in given:
             task = replace(task, load_reference=partial(getattr, given[other], "original"))
@@ -68,29 +58,3 @@ def attack_given(
     for table in tables:
         table.relate("retrain")
     return tables
-
-
-def relearned(benchmark: GivenBenchmark, model: nn.Module) -> dict[str, Any]:
-    """Steps until a copy is as right on the forget data as ``share`` of the given model."""
-    task = _task(benchmark, model, benchmark.original)
-    settings = {"lr": LR, "batch_size": CONFIG.batch_size, "share": CONFIG.share}
-    settings |= {"max_steps": CONFIG.max_steps}
-    return {"relearn": {**RelearnTime(CONFIG).measure(task)["steps"].to_json(), **settings}}
-
-
-def _task(benchmark: GivenBenchmark, model: nn.Module, original: nn.Module) -> AuditTask:
-    """What an attack is given of a user's model, of which copies are trained."""
-    seed = benchmark.config.seed
-    return AuditTask(
-        load=lambda: copy.deepcopy(model),
-        load_original=lambda: original,
-        adapted=False,
-        source=benchmark.source,
-        split=benchmark.split(seed),
-        family=benchmark,
-        collect=benchmark.collect,
-        features=None,
-        recipe=FitConfig(steps=CONFIG.max_steps, lr=LR),
-        batch_size=BATCH,
-        seed=seed,
-    )

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stable_forgetting.benchmarks.apply.attacked import relearned
 from stable_forgetting.benchmarks.apply.place import Workplace, earlier_requests, workplace
+from stable_forgetting.benchmarks.apply.relearn import relearned
 from stable_forgetting.benchmarks.apply.report import reading, verdict, weight_change
 from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.benchmarks.pipeline.unlearning import count_parameters, training
