@@ -152,7 +152,7 @@ def test_the_report_has_curves_and_a_table_per_metric(ran, cli, kind):
     ]
     assert len(lines) == len(curves)
     page = (folder / "leaderboard.html").read_text()
-    assert "by fold" in page and page.count("<svg") == 2
+    assert "by fold" in page and page.count("<svg") == 3, "distance, target, folds"
     shown = cli("report", paths[kind], "--store", store.root)
     assert shown.code == 0 and "by fold" in shown.out
 

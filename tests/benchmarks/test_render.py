@@ -418,6 +418,7 @@ def test_report_files_are_complete_and_whole(board, tmp_path):
         "leaderboard.tex",
         "records.jsonl",
         "runs.csv",
+        "target.svg",
     ]
     strict((folder / "leaderboard.json").read_text())
     lines = [strict(line) for line in (folder / "records.jsonl").read_text().splitlines()]
