@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -127,7 +128,8 @@ def sections(name: str, rows: Sequence[Shown], depth: int = 2) -> list[Section]:
     ]
 
 
-TICKS = 5
+TICKS = 4
+"""At least so many on the axis."""
 
 
 def picture(name: str, rows: Sequence[Shown]) -> Picture:
@@ -139,17 +141,25 @@ def picture(name: str, rows: Sequence[Shown]) -> Picture:
         return svg.LEFT + svg.WIDTH * (value - low) / (high - low)
 
     floor, title = floor_of(rows), f"{name}: who forgets, who hides"
-    ticks = [low + (high - low) * k / TICKS for k in range(TICKS + 1)]
+    ticks = _round_ticks(low, high)
     axis = "points above Retrain: dot before, arrow to after the worst attack"
     drawn = svg.rows_picture(
         [partial(_arrow, row, x(row.before), x(row.after.mean)) for row in ordered(rows)],
-        [(f"{tick:.0f}", x(tick)) for tick in ticks],
+        [(f"{tick:g}", x(tick)) for tick in ticks],
         None if floor is None else (x(0.0), x(max(floor, 0.0)), f"noise floor: {floor:.1f}"),
         axis=axis,
         title=title,
         subtitle="blue: equal utility; grey: reference or less utility; green: noise floor",
     )
     return Picture(drawn, f"{title} ({axis})", FILE)
+
+
+def _round_ticks(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten between the ends."""
+    power = 10.0 ** math.floor(math.log10(high - low))
+    step = next(s for s in (power, power / 2, power / 5) if (high - low) / s >= TICKS)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [round(step * number, 6) for number in range(first, last + 1)]
 
 
 def _arrow(row: Shown, start: float, end: float, y: float) -> str:

@@ -403,6 +403,7 @@ def test_rows_of_equal_utility_come_first_by_what_the_worst_attack_shows():
         "damaged": "≤ floor",
     }
     assert drawn.content.svg.count("<polygon") == 5 and drawn.content.file == "after_attack.svg"
+    assert all(f">{tick}</text>" in drawn.content.svg for tick in range(0, 61, 10)), "round"
 
 
 def test_the_worst_attack_is_the_largest_difference_from_retrain(run):
