@@ -150,7 +150,7 @@ class PrimalDual:
         weight = float(self.multiplier)
         value = replace(self.objective, retain_weight=weight)(forward, batches)
         self.multiplier.rise(value.parts["retain_term"] - self.level)
-        dual = torch.tensor(weight)
+        dual = value.total.new_tensor(weight)
         return ObjectiveValue(value.total - weight * self.level, {**value.parts, "dual": dual})
 
 
