@@ -204,6 +204,32 @@ def run(
 
     --rehearse tries every row from end to end first. --stage runs a single stage.
     """
+    _check(way)
+    if way.rehearse:
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        chosen = {name for name, source in sources.items() if source and source.name != "DEFAULT"}
+        _rehearse_suites(suite, selection, machine, chosen, way.record)
+    elif way.stage is not None:
+        _run_stage(suite, way.stage, selection, machine)
+    else:
+        suites, runtime = selection.suites(suite, machine.store), machine.runtime()
+        trackers = _trackers(way.track)
+        if way.fresh:
+            _remove_rows(suites, way.fresh, StageStore(runtime.store))
+        failed: dict[str, str] = {}
+        with working(runtime, workers) as (executor, watching):
+            for each in suites:
+                board, failed_here = execute(each, runtime, executor, partial(watching, each.name))
+                failed |= failed_here
+                show_board(board, runtime, samples=way.samples)
+                _send(board, runtime, trackers)
+        if way.free_weights and processes.is_main():
+            _free_weights(suites, StageStore(runtime.store))
+        finish(failed)
+
+
+def _check(way: Way) -> None:
+    """Refuses options that do not go together."""
     modes = [f"--{name}" for name in ("rehearse", "stage") if getattr(way, name)]
     extras = ("fresh", "samples", "free_weights", "track")
     given = [f"--{name.replace('_', '-')}" for name in extras if getattr(way, name)] + modes
@@ -212,35 +238,19 @@ def run(
     if way.record is not None and not way.rehearse:
         raise ConfigError("--record: only a rehearsal is recorded; add --rehearse")
 
-    if way.rehearse:
-        sources = {name: context.get_parameter_source(name) for name in context.params}
-        chosen = {name for name, source in sources.items() if source and source.name != "DEFAULT"}
-        _rehearse_suites(suite, selection, machine, chosen, way.record)
-    elif way.stage is not None:
-        _run_stage(suite, way.stage, selection, machine)
-    else:
-        _run_suites(selection.suites(suite, machine.store), machine.runtime(), way, workers)
 
-
-def _run_suites(suites: Sequence[ResolvedSuite], runtime: Runtime, way: Way, workers: int) -> None:
-    store, trackers = StageStore(runtime.store), _trackers(way.track)
-    if way.fresh and processes.is_main():
-        labels = [label.strip() for label in way.fresh.split(",")]
+def _remove_rows(suites: Sequence[ResolvedSuite], fresh: str, store: StageStore) -> None:
+    if processes.is_main():
+        labels = [label.strip() for label in fresh.split(",")]
         count = sum(remove_rows(suite, labels, store) for suite in suites)
         console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
-    failed: dict[str, str] = {}
-    with working(runtime, workers) as (executor, watching):
-        for suite in suites:
-            watched = partial(watching, suite.name)
-            board, failed_here = execute(suite, runtime, executor, watched)
-            failed |= failed_here
-            show_board(board, runtime, samples=way.samples)
-            _send(board, runtime, trackers)
-    for suite in suites if way.free_weights and processes.is_main() else ():
+
+
+def _free_weights(suites: Sequence[ResolvedSuite], store: StageStore) -> None:
+    for suite in suites:
         weights = freeable(suite, store)
         console.print(f"{suite.name}: deleting {told(weights)}", highlight=False)
         free(weights, store)
-    finish(failed)
 
 
 def _trackers(given: str | None) -> list[str]:

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from stable_forgetting.benchmarks.pipeline.executors import WorkerPool
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
@@ -54,11 +54,13 @@ class Execution:
         plan: The last one.
         failed: What failed in it.
         executed: How many stages were run.
+        renewed: Whether the worker processes were replaced after the death of one.
     """
 
     plan: Plan
     failed: dict[str, str] = field(default_factory=dict)
     executed: int = 0
+    renewed: bool = False
 
 
 EVENTS = "tensorboard"
@@ -93,25 +95,26 @@ def run_suite(
     """
     store = StageStore(runtime.store)
     store.sweep()
-    execution, renewed = Execution(_planned(planner, suite, store)), False
-    _require(execution.plan, store, runtime)
-
-    def submit(stage: Stage) -> Future[str]:
-        events = events_folder(runtime, suite.name, stage) if live_events else None
-        return executor.submit(run_stage, stage, runtime, events=events, wait=False)
-
+    execution = Execution(_planned(planner, suite, store))
+    _require_probed(execution.plan, store, runtime)
+    _require_packages(execution.plan, store)
     while True:
-        work = _Round(execution, store, watcher)
-        work.run(submit)
-        if work.broken:  # new workers for the next round; a second loss is no accident
-            if renewed or not isinstance(executor, WorkerPool):
-                raise WorkerError(
-                    "a worker process died (out of memory?); run again with fewer --workers: what "
-                    "is complete is kept"
-                )
-            executor.renew()
-            renewed = True
-            logger.warning("a worker process died; its stage starts again in a new one")
+        with _Round(execution, store, watcher) as work:
+            while True:
+                for stage in work.starting():
+                    events = events_folder(runtime, suite.name, stage) if live_events else None
+                    try:
+                        task = executor.submit(run_stage, stage, runtime, events=events, wait=False)
+                    except BrokenProcessPool:
+                        work.lost = work.broken = True
+                        break
+                    work.running[task] = stage
+                    if task.done():  # an executor that does not wait: report it before the next
+                        break
+                if not work.collected():
+                    break
+        if work.broken:
+            _renew(execution, executor)
         execution.executed += work.count
         decided = not work.lost and not execution.plan.waiting
         if not decided:
@@ -120,11 +123,27 @@ def run_suite(
             return execution
 
 
-def _require(plan: Plan, store: StageStore, runtime: Runtime) -> None:
-    """Raises before the first training where a probe or a method lacks what it needs."""
+def _renew(execution: Execution, executor: Executor) -> None:
+    """New workers for the next round; a second loss is no accident."""
+    if execution.renewed or not isinstance(executor, WorkerPool):
+        raise WorkerError(
+            "a worker process died (out of memory?); run again with fewer --workers: what is "
+            "complete is kept"
+        )
+    executor.renew()
+    execution.renewed = True
+    logger.warning("a worker process died; its stage starts again in a new one")
+
+
+def _require_probed(plan: Plan, store: StageStore, runtime: Runtime) -> None:
+    """Raises before the first training where a probe lacks what it reads."""
     if plan.waiting or not all(_done(store, entry.stage) for entry in plan.probes):
         for entry in plan.suite.probes.values():
             entry.probe.require(runtime.data_root)
+
+
+def _require_packages(plan: Plan, store: StageStore) -> None:
+    """Raises before the first training where a method of a missing stage lacks its package."""
     for stage in plan.stages():
         method = getattr(stage.spec, "method", None)
         if method is not None and not _done(store, stage):
@@ -163,34 +182,25 @@ class _Round:
         self.elsewhere: dict[str, float] = {}
         self.count, self.lost, self.broken = 0, False, False
 
-    def run(self, submit: Callable[[Stage], Future[str]]) -> None:
-        """Does what can be done until nothing runs here or elsewhere."""
-        try:
-            while True:
-                self._start(submit)
-                if not self.running and (self.lost or not self.elsewhere):
-                    return
-                finished, _ = wait(self.running, POLL if self.elsewhere else None, FIRST_COMPLETED)
-                if not self.running:
-                    time.sleep(POLL)
-                for future in finished:
-                    self._collect(future)
-        finally:
-            for task in self.running:  # none is left but after an error
-                task.cancel()
+    def __enter__(self) -> Self:
+        return self
 
-    def _start(self, submit: Callable[[Stage], Future[str]]) -> None:
-        for stage in self._starting():
-            try:
-                task = submit(stage)
-            except BrokenProcessPool:
-                self.lost = self.broken = True
-                return
-            self.running[task] = stage
-            if task.done():  # an executor that does not wait: report it before the next
-                return
+    def __exit__(self, *error: object) -> None:
+        for task in self.running:  # none is left but after an error
+            task.cancel()
 
-    def _starting(self) -> Iterator[Stage]:
+    def collected(self) -> bool:
+        """Waits until something ends that runs here or elsewhere; False where nothing runs."""
+        if not self.running and (self.lost or not self.elsewhere):
+            return False
+        finished, _ = wait(self.running, POLL if self.elsewhere else None, FIRST_COMPLETED)
+        if not self.running:
+            time.sleep(POLL)
+        for future in finished:
+            self._collect(future)
+        return True
+
+    def starting(self) -> Iterator[Stage]:
         """The stages that can start, but those that another run completed."""
         for stage in () if self.lost else self._ready():
             del self.todo[stage.key]
@@ -198,7 +208,7 @@ class _Round:
                 done = _done(self.store, stage)
                 if done is not None:
                     self.watcher.finished(stage, str(done["status"]))
-                    yield from self._starting()  # what waited for it may be ready
+                    yield from self.starting()  # what waited for it may be ready
                     return
             self.watcher.started(stage)
             yield stage
@@ -237,10 +247,7 @@ class _Round:
         except Exception as error:
             status = "failed"
             self.execution.failed[stage.key] = f"{stage.name}: {type(error).__name__}: {error}"
-            path = self._failure_log(stage)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            text = "".join(traceback.format_exception(error))
-            path.write_text(f"{stage.name}\n{text}", encoding="utf-8")
+            self._log_failure(stage, error)
             if processes.count() > 1:
                 raise  # the others wait inside the stage: the launcher must end them
         else:
@@ -252,11 +259,19 @@ class _Round:
         self.count += 1
         self.watcher.finished(stage, status)
 
+    def _log_failure(self, stage: Stage, error: Exception) -> None:
+        path = self._failure_log(stage)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(traceback.format_exception(error))
+        path.write_text(f"{stage.name}\n{text}", encoding="utf-8")
+
     def _forget_failure(self, stage: Stage) -> None:
         """Removes its log, and those of the same name under other keys: of code that is mended."""
         self._failure_log(stage).unlink(missing_ok=True)
         for log in (self.store.root / "failed").glob(f"{stage.kind}-*.log"):
-            if log.read_text("utf-8", "replace").partition("\n")[0] == stage.name:
+            with log.open(encoding="utf-8", errors="replace") as lines:
+                same = lines.readline().rstrip("\n") == stage.name
+            if same:
                 log.unlink(missing_ok=True)
 
     def _failure_log(self, stage: Stage) -> Path:
