@@ -148,10 +148,10 @@ TRACKERS: Mapping[str, str] = {"mlflow": "run_name", "trackio": "name", "wandb":
 
 def check_tracker(name: str) -> None:
     """Raises :class:`ConfigError` where runs cannot be sent to a tracker."""
-    from accelerate.tracking import get_available_trackers
-
     if name not in TRACKERS:
         raise ConfigError(f"no tracker '{name}'; there are: {', '.join(TRACKERS)}")
+    from accelerate.tracking import get_available_trackers
+
     if name not in map(str, get_available_trackers()):
         raise ConfigError(f"{name} is not installed; run: pip install {name}")
 
