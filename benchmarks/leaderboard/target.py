@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
@@ -14,7 +14,9 @@ from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
 
 SIDE, LEFT, TOP, LINE = 440, 60, 56, 18
-TICKS = (1, 5, 20, 50, 100)
+TICKS = (100, 50, 20, 10, 5, 2, 1, 0.5, 0.2)
+ROOM, NEAR = 26, 9
+"""Pixels between ticks, and within which rows share a label."""
 COLOUR = {"original": "#c0392b", FLOOR: "#1e8449"}
 Place = tuple[float, float]
 """Gaps to Retrain: of what is to be forgotten, and of what is to be kept."""
@@ -38,21 +40,24 @@ def target(board: Leaderboard, trajectories: Trajectories | None = None) -> Pict
     aims = [retrain.metrics[name].mean for name in names]
     paths = {label: _path(of_row, names, aims) for label, of_row in (trajectories or {}).items()}
     places = {row.label: (row.gaps[names[0]].mean, row.gaps[names[1]].mean) for row in rows}
-    every = [value for path in paths.values() for place in path for value in place]
-    for row in rows:
-        gaps = [row.gaps[name] for name in names]
-        every += [abs(gap.mean) + (gap.std or 0.0) for gap in gaps]
-    reach = max(1.0, *map(abs, every))
+    reach = tuple(
+        max(
+            0.5,
+            *(abs(place[i]) for path in paths.values() for place in path),
+            *(abs(row.gaps[name].mean) + (row.gaps[name].std or 0.0) for row in rows),
+        )
+        for i, name in enumerate(names)
+    )
     body = _frame(reach, *(board.specs[name].title for name in names))
-    numbers = {row.label: number for number, row in enumerate(rows, 1)}
     for row in rows:
         colour = COLOUR.get(row.label, svg.GREY if row.method in REFERENCES else "#1f4e9c")
         points = [_at(place, reach) for place in paths.get(row.label, ())]
         body.append(svg.polyline(points, stroke=colour, stroke_opacity=0.5) if points else "")
-        body.append(_mark(row, names, numbers[row.label], places[row.label], reach, colour))
+        body.append(_mark(row, names, places[row.label], reach, colour))
+    body += _labels([_at(places[row.label], reach) for row in rows])
     body += [
-        svg.text(LEFT + SIDE + 30, TOP + 10 + LINE * i, f"{number}  {label}")
-        for i, (label, number) in enumerate(numbers.items())
+        svg.text(LEFT + SIDE + 30, TOP + 10 + LINE * i, f"{i + 1}  {row.label}")
+        for i, row in enumerate(rows)
     ]
     title = f"{board.suite.name}: what is forgotten and what is kept, less Retrain's"
     drawn = svg.picture(
@@ -71,25 +76,50 @@ def _path(by_seed: Mapping[int, Any], names: tuple[str, str], aims: list[float])
     return [(first[step] - aims[0], second[step] - aims[1]) for step in first if step in second]
 
 
-def _at(place: Place, reach: float) -> Place:
-    along, up = (math.copysign(math.sqrt(abs(value) / reach), value) for value in place)
+def _at(place: Place, reach: tuple[float, ...]) -> Place:
+    along, up = (
+        math.copysign(math.sqrt(abs(value) / end), value)
+        for value, end in zip(place, reach, strict=True)
+    )
     return LEFT + SIDE * (1 + along) / 2, TOP + SIDE * (1 - up) / 2
 
 
-def _frame(reach: float, forgotten: str, kept: str) -> list[str]:
-    """Rings of equal gap around Retrain, and what the sides mean."""
+def _ticks(reach: float) -> list[float]:
+    """Round gaps on both sides of 0, as many as have room."""
+    kept: list[float] = []
+    for tick in (tick for tick in TICKS if tick <= reach):
+        half = SIDE / 2 / math.sqrt(reach)
+        last = math.sqrt(kept[-1]) if kept else math.inf
+        if min(last - math.sqrt(tick), math.sqrt(tick)) * half >= ROOM:
+            kept.append(tick)
+    return [sign * tick for tick in kept for sign in (-1, 1)]
+
+
+def _labels(points: Sequence[Place]) -> list[str]:
+    """The numbers of the rows, from 1; rows at nearly one point share a label."""
+    groups: dict[Place, list[int]] = {}
+    for number, (x, y) in enumerate(points, 1):
+        near = (g for g in groups if max(abs(g[0] - x), abs(g[1] - y)) < NEAR)
+        groups.setdefault(next(near, (x, y)), []).append(number)
+    return [
+        svg.text(x + 8, y - 6, ", ".join(map(str, numbers)), font_size=11)
+        for (x, y), numbers in groups.items()
+    ]
+
+
+def _frame(reach: tuple[float, ...], forgotten: str, kept: str) -> list[str]:
+    """Lines of equal gap to Retrain, and what the sides mean."""
     middle = _at((0.0, 0.0), reach)
     style = {"fill": svg.GREY, "font_size": 11}
     body = []
-    for tick in (tick for tick in TICKS if tick <= reach):
-        for sign in (-1, 1):
-            x, y = _at((sign * tick, sign * tick), reach)
-            body += [
-                svg.line((x, TOP), (x, TOP + SIDE), stroke="#eee"),
-                svg.line((LEFT, y), (LEFT + SIDE, y), stroke="#eee"),
-                svg.text(x, TOP + SIDE + 14, f"{sign * tick:+d}", text_anchor="middle", **style),
-                svg.text(LEFT - 6, y + 4, f"{sign * tick:+d}", text_anchor="end", **style),
-            ]
+    for tick in _ticks(reach[0]):
+        x, _ = _at((tick, 0.0), reach)
+        body.append(svg.line((x, TOP), (x, TOP + SIDE), stroke="#eee"))
+        body.append(svg.text(x, TOP + SIDE + 14, f"{tick:+g}", text_anchor="middle", **style))
+    for tick in _ticks(reach[1]):
+        _, y = _at((0.0, tick), reach)
+        body.append(svg.line((LEFT, y), (LEFT + SIDE, y), stroke="#eee"))
+        body.append(svg.text(LEFT - 6, y + 4, f"{tick:+g}", text_anchor="end", **style))
     ends: dict[str, Any] = {"stroke": "#999"}
     return [
         *body,
@@ -103,12 +133,12 @@ def _frame(reach: float, forgotten: str, kept: str) -> list[str]:
             text_anchor="end",
             **style,
         ),
-        svg.text(LEFT, TOP - 6, f"\N{UPWARDS ARROW} kept: {kept}", **style),
+        svg.text(LEFT + 6, TOP + 12, f"\N{UPWARDS ARROW} kept: {kept}", **style),
     ]
 
 
 def _mark(
-    row: BoardRow, names: tuple[str, str], number: int, place: Place, reach: float, colour: str
+    row: BoardRow, names: tuple[str, str], place: Place, reach: tuple[float, ...], colour: str
 ) -> str:
     x, y = _at(place, reach)
     spread = [row.gaps[name].std or 0.0 for name in names]
@@ -121,7 +151,6 @@ def _mark(
         svg.tip(told),
         svg.line(left, right, **bars),
         svg.line(low, high, **bars),
-        svg.element("circle", cx=x, cy=y, r=8.0, fill=colour, fill_opacity=0.75),
-        svg.text(x, y + 3.5, str(number), text_anchor="middle", fill="white", font_size=10),
+        svg.element("circle", cx=x, cy=y, r=5.0, fill=colour, fill_opacity=0.6),
         class_="row",
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
 
+from stable_forgetting.benchmarks.leaderboard import target
 from stable_forgetting.benchmarks.leaderboard.trajectory import mean_line
 from stable_forgetting.common.train.tracking import read_scalars
 
@@ -52,6 +55,19 @@ def test_rows_that_evaluate_in_training_get_a_trajectory(caplog, tiny_suite, tmp
     assert done.code == 0 and "scalars.jsonl: is not what was written" in caplog.text
     assert log.read_bytes() == whole
     assert json.loads((folder / "trajectory.json").read_text()) == found
+
+
+def test_rows_at_one_point_of_the_target_share_a_label():
+    texts = [re.sub("<[^>]*>", "", label) for label in target._labels([(0, 0), (50, 0), (3, -3)])]
+    assert texts == ["1, 3", "2"], "no number is printed over another"
+
+
+@pytest.mark.parametrize("reach", [0.5, 1.5, 30.0, 100.0])
+def test_ticks_of_the_target_have_room(reach):
+    ticks = sorted(target._ticks(reach))
+    places = [target._at((tick, 0.0), (reach, 1.0))[0] for tick in (*ticks, 0.0)]
+    gaps = [b - a for a, b in itertools.pairwise(sorted(places))]
+    assert len(ticks) >= 2 and min(gaps) >= target.ROOM and max(ticks) <= reach
 
 
 def test_a_report_without_a_split_is_incomplete(copied, cli):
