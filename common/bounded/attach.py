@@ -184,7 +184,7 @@ def trainable_share(model: nn.Module) -> tuple[int, int]:
 
 
 def shares_beyond(model: nn.Module, thresholds: Sequence[float]) -> list[float]:
-    """Per threshold, the share of the entries of all adapted layers with |inner A B^T| above it."""
+    """Per threshold, the share of all adapted entries with |frequency * A B^T| above it."""
     beyond, entries = [0] * len(thresholds), 0
     with torch.no_grad():
         for _, layer in adapted_layers(model):
@@ -200,9 +200,9 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
 
     Returns:
         ``delta_ratio``: ||dW||_F / ||W0||_F over all adapted layers together; ``delta_ratio_max``:
-        of the worst layer; ``max_argument``: max |inner A B^T|; ``bound_active``: share of entries
-        whose |argument| is above :attr:`Bound.curved_from`; ``certificate``: ||dW||_F over the
-        bound's own ceiling (0 if none).
+        of the worst layer; ``max_argument``: max |frequency * A B^T|; ``bound_active``: share of
+        entries whose |argument| is above :attr:`Bound.curved_from`; ``certificate``: ||dW||_F over
+        the bound's own ceiling (0 if none).
         The two ratios to W0 are left out where a quantised layer gives no dense weight.
         With a polynomial mode also ``polynomial_layers``: share of the layers whose dW is a product
         of monomials at these factors; ``polynomial_error``: the largest relative error of theirs.
@@ -272,7 +272,7 @@ def project_layer_(layer: Factors, radius: float) -> Tensor:
         () or (K,): whether it was outside.  A norm that is not finite stays: the divergence guard
         reports it.
     """
-    norm = layer.bound.outer * layer.bound.inner * gram_norm(layer.A, layer.Bt)
+    norm = layer.bound.amplitude * layer.bound.frequency * gram_norm(layer.A, layer.Bt)
     outside: Tensor = (norm > radius) & norm.isfinite() & (radius > 0)
     factor = torch.where(outside, (radius / norm).sqrt() * (1 - 1e-6), 1.0)
     for parameter in (layer.A, layer.Bt):
@@ -291,9 +291,9 @@ def clip_factors_(model: nn.Module, threshold: float) -> None:
 def project_ball_(model: nn.Module, c: float) -> float:
     """Scales A and B of each layer so that ``||dW||_F <= c ||W0||_F``; ours, not the paper's.
 
-    phi is 1-Lipschitz with phi(0) = 0, so ``outer * inner * ||A B^T||_F`` bounds ``||dW||_F``
-    (with equality for plain LoRA).  Layers with ``W0 = 0`` are skipped.  Related: norm-bounded
-    LoRA (arXiv 2501.19050).
+    phi is 1-Lipschitz with phi(0) = 0, so ``amplitude * frequency * ||A B^T||_F`` bounds
+    ``||dW||_F`` (with equality for plain LoRA).  Layers with ``W0 = 0`` are skipped.  Related:
+    norm-bounded LoRA (arXiv 2501.19050).
 
     Returns:
         Share of layers that were outside their ball.

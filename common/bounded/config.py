@@ -31,9 +31,9 @@ class AdapterConfig(Strict):
 
     Attributes:
         rank: r of A (k x r) and B (d x r).
-        alpha: LoRA's alpha; the outer factor is s = alpha / rank.
+        alpha: LoRA's alpha; the amplitude of the absolute bound is s = alpha / rank.
         phi: The entrywise function, a name of ``PHIS``; ``identity`` is plain LoRA.
-        omega: Inner frequency.
+        omega: The absolute bound's frequency.
         bound: ``absolute`` is the paper's s * phi(omega A B^T).  ``relative`` (ours) scales the
             bound to each layer: c * rms(W0) * phi(s * omega * A B^T / (c * rms(W0))), which has
             the same slope at zero.

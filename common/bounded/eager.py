@@ -19,7 +19,7 @@ Start = tuple[Tensor, Tensor]
 
 
 class Update(NamedTuple):
-    """A low-rank update: ``dW = outer (phi(inner A Bt) - phi(inner A0 Bt0))``.
+    """A low-rank update: ``dW = amplitude (phi(frequency A Bt) - phi(frequency A0 Bt0))``.
 
     Attributes:
         A: (k, r).
@@ -75,14 +75,14 @@ def build_weight(weight: Tensor | None, update: Update, dtype: torch.dtype) -> T
     A, Bt, bound, start = update
     k, d = A.shape[0], Bt.shape[1]
     wide = factor_dtype(A)
-    A, Bt = A.to(wide) * bound.inner, Bt.to(wide)
-    first = None if start is None else (start[0].to(wide) * bound.inner, start[1].to(wide))
+    A, Bt = A.to(wide) * bound.frequency, Bt.to(wide)
+    first = None if start is None else (start[0].to(wide) * bound.frequency, start[1].to(wide))
     out = torch.empty(k, d, dtype=dtype, device=A.device)
     for rows in row_blocks(k, d, wide.itemsize):
         z = torch.mm(A[rows], Bt, out=out[rows]) if dtype == wide else A[rows] @ Bt
-        bound.replace_(z).mul_(bound.outer)
+        bound.replace_(z).mul_(bound.amplitude)
         if first is not None:
-            z.sub_(bound.replace_(first[0][rows] @ first[1]), alpha=bound.outer)
+            z.sub_(bound.replace_(first[0][rows] @ first[1]), alpha=bound.amplitude)
         if weight is not None:
             fits = torch.promote_types(z.dtype, weight.dtype) == z.dtype
             z = z.add_(weight[rows]) if fits else z + weight[rows]
@@ -110,7 +110,9 @@ def chunked_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, update
 def contract(
     g: Tensor, x: Tensor, update: Update, *, need_A: bool = True, need_Bt: bool = True
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the factors: ``H = outer inner (g^T x) phi'(inner A Bt)``, H B and A^T H.
+    """Gradients of the factors, H B and A^T H, with the slope's H.
+
+    ``H = amplitude * frequency * (g^T x) * phi'(frequency * A Bt)``.
 
     Args:
         g: Gradient of the output, (N, k).
@@ -149,10 +151,10 @@ def backward(
     for rows in sweep.blocks:
         z, slope = sweep.arguments(rows)
         bound.value_and_slope_(z, slope)
-        z.mul_(bound.outer)
+        z.mul_(bound.amplitude)
         if start is not None:
-            first = (start[0][rows].to(z.dtype) * bound.inner) @ start[1].to(z.dtype)
-            z.sub_(bound.replace_(first), alpha=bound.outer)
+            first = (start[0][rows].to(z.dtype) * bound.frequency) @ start[1].to(z.dtype)
+            z.sub_(bound.replace_(first), alpha=bound.amplitude)
         if weight is not None:
             z.add_(weight[rows])
         if g.dtype == z.dtype:
@@ -171,8 +173,8 @@ class _Sweep:
         (k, r), d = A.shape, Bt.shape[1]
         wide = factor_dtype(A)
         self.g, self.x, self.A, self.Bt = g, x, A.to(wide), Bt.to(wide)
-        self.inner_A = self.A * bound.inner
-        self.scale = bound.outer * bound.inner
+        self.scaled_A = self.A * bound.frequency
+        self.scale = bound.amplitude * bound.frequency
         self.dA = self.A.new_empty(k, r) if need_A else None
         self.dBt = self.Bt.new_zeros(r, d) if need_Bt else None
         self.blocks = row_blocks(k, d, wide.itemsize, len(x))
@@ -180,9 +182,9 @@ class _Sweep:
         self._scratch = self.A.new_empty(2, rows, d)
 
     def arguments(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """``inner * A Bt`` of a block, and room for its slopes; both scratch."""
+        """``frequency * A Bt`` of a block, and room for its slopes; both scratch."""
         z, slope = self._scratch[:, : rows.stop - rows.start]
-        return torch.mm(self.inner_A[rows], self.Bt, out=z), slope
+        return torch.mm(self.scaled_A[rows], self.Bt, out=z), slope
 
     def add(self, rows: slice, z: Tensor, slope: Tensor) -> None:
         """Contracts a block's gradient with ``slope``; ``z`` is used up."""

@@ -87,8 +87,8 @@ def build_kernel(
     k,
     d,
     r,
-    outer,
-    inner,
+    amplitude,
+    frequency,
     clip,
     row_stride,
     column_stride,
@@ -100,14 +100,14 @@ def build_kernel(
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
 ):
-    """One tile of ``W0 + outer * (phi(inner * A Bt) - phi(inner * A0 Bt0))``."""
+    """One tile of ``W0 + amplitude * (phi(frequency * A Bt) - phi(frequency * A0 Bt0))``."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     a, b = _factors(A, Bt, rows, columns, k, d, r, RANK)
-    total = outer * _phi(inner * tl.dot(a, b, input_precision=EXACT), clip, PHI)
+    total = amplitude * _phi(frequency * tl.dot(a, b, input_precision=EXACT), clip, PHI)
     if START:
         a, b = _factors(A0, Bt0, rows, columns, k, d, r, RANK)
-        total -= outer * _phi(inner * tl.dot(a, b, input_precision=EXACT), clip, PHI)
+        total -= amplitude * _phi(frequency * tl.dot(a, b, input_precision=EXACT), clip, PHI)
     mask = (rows < k)[:, None] & (columns < d)[None, :]
     if WEIGHT:
         given = rows.to(tl.int64)[:, None] * row_stride
@@ -152,7 +152,7 @@ def contract_kernel(
     d,
     r,
     scale,
-    inner,
+    frequency,
     clip,
     g_token,
     g_feature,
@@ -169,7 +169,7 @@ def contract_kernel(
     TOKENS: tl.constexpr,
     RANK: tl.constexpr,
 ):
-    """One tile of ``H = scale * (g^T x) * phi'(inner * A Bt)``, contracted with both factors."""
+    """One tile of ``scale * (g^T x) * phi'(frequency * A Bt)``, contracted with both factors."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(2) * share
@@ -188,7 +188,7 @@ def contract_kernel(
             left, right = left.to(tl.float32), right.to(tl.float32)
         G = tl.dot(left, right, G, input_precision=PRECISION)
     a, b = _factors(A, Bt, rows, columns, k, d, r, RANK)
-    H = G * scale * _derivative(inner * tl.dot(a, b, input_precision=EXACT), clip, PHI)
+    H = G * scale * _derivative(frequency * tl.dot(a, b, input_precision=EXACT), clip, PHI)
     to_A = tl.dot(H, tl.trans(b), input_precision=EPILOGUE)
     to_Bt = tl.dot(tl.trans(a), H, input_precision=EPILOGUE)
     _add_gradients(dA, dBt, to_A, to_Bt, rows, columns, k, d, r, ATOMIC, RANK)

@@ -128,8 +128,9 @@ class BoundedLinear(nn.Module):
     def set_start_(self, A: Tensor, Bt: Tensor) -> None:
         """Sets the factors, and subtracts their dW from now on: any phi may start anywhere.
 
-        ``dW = outer phi(inner A Bt) - outer phi(inner A0 Bt0)`` is zero right after this call.
-        The start is saved, loaded and merged with the adapter; it doubles :attr:`entry_bound`.
+        ``dW = amplitude * (phi(frequency * A Bt) - phi(frequency * A0 Bt0))`` is zero right after
+        this call.  The start is saved, loaded and merged with the adapter; it doubles
+        :attr:`entry_bound`.
         """
         assert A.shape == self.A.shape and Bt.shape == self.Bt.shape, (
             "a start has A's and Bt's shape"
@@ -190,12 +191,12 @@ class BoundedLinear(nn.Module):
 
         Twice that where a start is subtracted.
         """
-        ceiling = self.bound.outer * self.bound.limit
+        ceiling = self.bound.amplitude * self.bound.limit
         return ceiling if self.start is None else 2 * ceiling
 
     def arguments(self) -> Tensor:
-        """The argument of phi, ``inner * A B^T`` (k, d): how far into the bound the layer is."""
-        return self.bound.inner * (self.A @ self.Bt)
+        """The argument of phi, ``frequency * A B^T`` (k, d): how far the layer is in the bound."""
+        return self.bound.frequency * (self.A @ self.Bt)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., k): ``x (W0 + dW)^T + b``."""
@@ -241,7 +242,8 @@ class BoundedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Sizes and bound, for ``print(model)``."""
         k, d = len(self.A), self.Bt.shape[1]
-        return f"{d}, {k}, r={self.config.rank}, phi={self.config.phi}, inner={self.bound.inner:g}"
+        shape = f"{d}, {k}, r={self.config.rank}"
+        return f"{shape}, phi={self.config.phi}, frequency={self.bound.frequency:g}"
 
 
 def bound_of(config: AdapterConfig, size: Callable[[], float]) -> Bound:
@@ -251,8 +253,8 @@ def bound_of(config: AdapterConfig, size: Callable[[], float]) -> Bound:
     rms = size()
     if rms == 0.0:
         raise ConfigError("bound: relative needs weights that are not all zero")
-    outer = config.c * rms
-    return Bound(config.phi, outer, config.scale * config.omega / outer, config.clip)
+    amplitude = config.c * rms
+    return Bound(config.phi, amplitude, config.scale * config.omega / amplitude, config.clip)
 
 
 def warn_of_loss(squares: Tensor) -> None:

@@ -177,11 +177,11 @@ for _phi in (
 
 
 class Bound(NamedTuple):
-    """The form of an update: ``dW = outer * phi(inner * A Bt)``."""
+    """The form of an update: ``dW = amplitude * phi(frequency * A Bt)``."""
 
     phi: str
-    outer: float
-    inner: float
+    amplitude: float
+    frequency: float
     clip: float = CLIP
 
     @property

@@ -8,7 +8,7 @@ The entrywise power of a rank-r product is again a low-rank product, of monomial
 which has C(r + n - 1, n) terms.  So ``x dW^T`` is two skinny products, as for LoRA: 24 columns for
 rank 4 and degrees 1 and 3.  No matrix of W0's size is made, and autograd does the rest.
 
-The size c is certified at every step: |z_ij| <= inner * max_i |A_i| * max_j |B_j|.
+The size c is certified at every step: |z_ij| <= frequency * max_i |A_i| * max_j |B_j|.
 Where no degree reaches :data:`TOLERANCE`, :mod:`common.bounded.product` takes the exact product.
 """
 
@@ -89,11 +89,11 @@ def _fit(phi: str, reach: float, degrees: tuple[int, ...]) -> OddPolynomial:
 
 
 @torch.no_grad()
-def certified_reach(A: Tensor, Bt: Tensor, inner: float) -> float:
-    """An upper bound of max |inner A Bt|, from rows of A (k, r) and columns of Bt (r, d)."""
+def certified_reach(A: Tensor, Bt: Tensor, frequency: float) -> float:
+    """An upper bound of max |frequency A Bt|, from rows of A (k, r) and columns of Bt (r, d)."""
     rows = torch.linalg.vector_norm(A.float(), dim=1).max()
     columns = torch.linalg.vector_norm(Bt.float(), dim=0).max()
-    return inner * float(rows * columns)
+    return frequency * float(rows * columns)
 
 
 def choose(
@@ -101,7 +101,7 @@ def choose(
 ) -> OddPolynomial | None:
     """What stands for phi at these factors, or None; ``by_cost``: only where it is less work."""
     pairs = [(A, Bt)] if start is None else [(A, Bt), start]
-    reach = max(certified_reach(*pair, bound.inner) for pair in pairs)
+    reach = max(certified_reach(*pair, bound.frequency) for pair in pairs)
     if not math.isfinite(reach) or bound.phi not in ODD:
         return None
     steps = math.ceil(_REACHES_PER_OCTAVE * math.log2(max(reach, _SMALLEST)))
@@ -139,11 +139,11 @@ def polynomial_product(
 
 def _features(A: Tensor, Bt: Tensor, bound: Bound, fitted: OddPolynomial) -> tuple[Tensor, Tensor]:
     """(columns, k) and (columns, d) whose product is dW; the first carries all weights."""
-    wide, root = factor_dtype(A), math.sqrt(bound.inner)
+    wide, root = factor_dtype(A), math.sqrt(bound.frequency)
     left = _powers(A.mT.to(wide) * root, fitted.degrees)
     right = _powers(Bt.to(wide) * root, fitted.degrees)
     weighted = [
-        part * (bound.outer * a * _multinomials(len(Bt), n).to(part)[:, None])
+        part * (bound.amplitude * a * _multinomials(len(Bt), n).to(part)[:, None])
         for part, a, n in zip(left, fitted.coefficients, fitted.degrees, strict=True)
     ]
     return torch.cat(weighted), torch.cat(right)

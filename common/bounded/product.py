@@ -1,10 +1,10 @@
 """The product of a bounded layer: one autograd function that keeps nothing dense.
 
-Every bound is written as one formula, ``dW = outer * phi(inner * A Bt)`` with Bt = B^T stored as
-r x d, so that the absolute and the layer-relative bound differ in two numbers only:
+Every bound is written as one formula, ``dW = amplitude * phi(frequency * A Bt)`` with Bt = B^T
+stored as r x d, so that the absolute and the layer-relative bound differ in two numbers only:
 
 =========  ====================  =================================
-bound      outer                 inner
+bound      amplitude             frequency
 =========  ====================  =================================
 absolute   alpha / r             omega
 relative   c * rms(W0)           (alpha / r) * omega / (c * rms(W0))
@@ -82,7 +82,7 @@ def build_weight(weight: Tensor | None, update: Update, dtype: torch.dtype) -> T
 
 _UPDATE = (  # what both operators take
     "Tensor x, Tensor? weight, Tensor A, Tensor Bt, Tensor? A0, Tensor? Bt0, Tensor? built, "
-    "str phi, float outer, float inner, float clip"
+    "str phi, float amplitude, float frequency, float clip"
 )
 
 
@@ -95,14 +95,14 @@ def _forward(
     Bt0: Tensor | None,
     built: Tensor | None,
     phi: str,
-    outer: float,
-    inner: float,
+    amplitude: float,
+    frequency: float,
     clip: float,
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
     """``x (W0 + dW)^T + b`` in ``dtype``, (..., d) -> (..., k)."""
-    update = _update(A, Bt, A0, Bt0, Bound(phi, outer, inner, clip))
+    update = _update(A, Bt, A0, Bt0, Bound(phi, amplitude, frequency, clip))
     kernels = _kernels(A, dtype)
     bias = None if bias is None else bias.to(dtype)
     if built is None and _few(x) and kernels is eager and x.dtype == dtype:
@@ -122,14 +122,14 @@ def _backward(
     Bt0: Tensor | None,
     built: Tensor | None,
     phi: str,
-    outer: float,
-    inner: float,
+    amplitude: float,
+    frequency: float,
     clip: float,
     grad: Tensor,
     needs: Sequence[bool],
 ) -> list[Tensor]:
     """The gradients of x, W0, A, Bt and the bias, those that ``needs`` asks for."""
-    update = _update(A, Bt, A0, Bt0, Bound(phi, outer, inner, clip))
+    update = _update(A, Bt, A0, Bt0, Bound(phi, amplitude, frequency, clip))
     with torch.autocast(grad.device.type, enabled=False):
         found = _gradients(grad, x, weight, update, built, needs)
     return [gradient for gradient in found if gradient is not None]
@@ -257,14 +257,14 @@ def _sweeps(g: Tensor, weight: Tensor | None, A: Tensor, x: Tensor) -> bool:
 
 
 def bounded_delta(A: Tensor, Bt: Tensor, bound: Bound) -> Tensor:
-    """dW = outer * phi(inner * A Bt), shape (k, d), from A (k, r) and Bt (r, d).
+    """dW = amplitude * phi(frequency * A Bt), shape (k, d), from A (k, r) and Bt (r, d).
 
     Computed in the factors' own precision, at least float32, even under autocast: arguments of
     many radians do not survive bfloat16, and the merged layer must be the one that was trained.
     """
     with torch.autocast(A.device.type, enabled=False):
         wide = factor_dtype(A)
-        return bound.outer * bound.value(bound.inner * (A.to(wide) @ Bt.to(wide)))
+        return bound.amplitude * bound.value(bound.frequency * (A.to(wide) @ Bt.to(wide)))
 
 
 def bounded_linear(
@@ -340,4 +340,4 @@ def _low_rank(
     if start is not None:
         A, Bt = torch.cat([A, -start[0]], dim=1), torch.cat([Bt, start[1]])
     A, Bt = A.to(dtype), Bt.to(dtype)
-    return F.linear(F.linear(x, Bt), A) * (bound.outer * bound.inner)
+    return F.linear(F.linear(x, Bt), A) * (bound.amplitude * bound.frequency)

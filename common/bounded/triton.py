@@ -1,11 +1,11 @@
 """The bounded layer on CUDA: build the merged weight, contract its gradient.
 
-With ``Z = inner * A Bt`` and ``W = W0 + outer * phi(Z)``:
+With ``Z = frequency * A Bt`` and ``W = W0 + amplitude * phi(Z)``:
 
 * :func:`build_weight` writes W in one pass over W0: a tile of Z is made on chip, where it stays.
 * :func:`contract` is the product ``G = g^T x`` whose epilogue multiplies a tile of G by
-  ``outer * inner * phi'(Z)`` and contracts it into ``dA = H Bt^T`` and ``dBt = A^T H``.  G never
-  reaches memory; W is the only k x d matrix that does.
+  ``amplitude * frequency * phi'(Z)`` and contracts it into ``dA = H Bt^T`` and ``dBt = A^T H``.
+  G never reaches memory; W is the only k x d matrix that does.
 
 The epilogue is linear in G, so tokens may be split over programs without another pass.  Partial
 sums go to a workspace that is summed in a fixed order: the same bits in every run on one kind of
@@ -47,8 +47,8 @@ ROW_BLOCK = 2048
 """Rows that the compiled path contracts at a time."""
 
 
-def _phi_body(z: Tensor, outer: float, phi: str, *arguments: float) -> Tensor:
-    return outer * PHIS[phi].value(z, *arguments)
+def _phi_body(z: Tensor, amplitude: float, phi: str, *arguments: float) -> Tensor:
+    return amplitude * PHIS[phi].value(z, *arguments)
 
 
 def _gradient_body(G: Tensor, z: Tensor, scale: float, phi: str, *arguments: float) -> Tensor:
@@ -73,17 +73,17 @@ def _fused(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return torch.compile(body, dynamic=True)
 
 
-def _argument(A: Tensor, Bt: Tensor, inner: float) -> Tensor:
-    return (inner * A.float()) @ Bt.float()
+def _argument(A: Tensor, Bt: Tensor, frequency: float) -> Tensor:
+    return (frequency * A.float()) @ Bt.float()
 
 
 def compiled_build(weight: Tensor | None, update: Update, dtype: torch.dtype) -> Tensor:
     """W0 + dW; as :func:`common.bounded.eager.build_weight`."""
     A, Bt, bound, start = update
-    form = (bound.outer, bound.phi, *bound.arguments)
-    total = _fused(_phi_body)(_argument(A, Bt, bound.inner), *form)
+    form = (bound.amplitude, bound.phi, *bound.arguments)
+    total = _fused(_phi_body)(_argument(A, Bt, bound.frequency), *form)
     if start is not None:
-        total -= _fused(_phi_body)(_argument(*start, bound.inner), *form)
+        total -= _fused(_phi_body)(_argument(*start, bound.frequency), *form)
     if weight is not None:
         total += weight
     return total.to(dtype)
@@ -94,10 +94,10 @@ def compiled_contract(g: Tensor, x: Tensor, update: Update) -> tuple[Tensor, Ten
     A, Bt, bound, _ = update
     dA = torch.empty(A.shape, dtype=torch.float32, device=A.device)
     dBt = torch.zeros(Bt.shape, dtype=torch.float32, device=Bt.device)
-    scale = bound.outer * bound.inner
+    scale = bound.amplitude * bound.frequency
     for at in range(0, A.shape[0], ROW_BLOCK):
         block = slice(at, at + ROW_BLOCK)
-        z = _argument(A[block], Bt, bound.inner)
+        z = _argument(A[block], Bt, bound.frequency)
         G = g[:, block].mT @ x
         H = _fused(_gradient_body)(G, z, scale, bound.phi, *bound.arguments)
         dA[block] = (Bt.float() @ H.mT).mT
@@ -150,7 +150,7 @@ def available(tensor: Tensor) -> bool:
 def build_weight(
     weight: Tensor | None, update: Update, dtype: torch.dtype, *, tiles: Tiles = BUILD_TILES
 ) -> Tensor:
-    """``W0 + outer * (phi(inner * A Bt) - phi(inner * A0 Bt0))``, in float32, rounded once.
+    """``W0 + amplitude * (phi(frequency * A Bt) - phi(frequency * A0 Bt0))``, rounded once.
 
     Returns:
         (k, d), contiguous.
@@ -172,8 +172,8 @@ def build_weight(
             k,
             d,
             r,
-            bound.outer,
-            bound.inner,
+            bound.amplitude,
+            bound.frequency,
             bound.clip,
             *first.stride(),
             PHI=bound.phi,
@@ -201,8 +201,8 @@ def contract(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of A and Bt from the upstream gradient and the input of the layer.
 
-    ``H = outer * inner * (g^T x) * phi'(inner * A Bt)``; ``dA = H Bt^T``; ``dBt = A^T H``, summed
-    in float32.
+    ``H = amplitude * frequency * (g^T x) * phi'(frequency * A Bt)``; ``dA = H Bt^T``;
+    ``dBt = A^T H``, summed in float32.
 
     Args:
         g: dL/dy, (N, k), any strides, N >= 1.
@@ -251,8 +251,8 @@ def _contract(
             k,
             d,
             r,
-            bound.outer * bound.inner,
-            bound.inner,
+            bound.amplitude * bound.frequency,
+            bound.frequency,
             bound.clip,
             *g.stride(),
             *x.stride(),

@@ -55,7 +55,7 @@ class BatchedLinear(nn.Module):
         rows = x.reshape(len(self.A), -1, x.shape[-1])
         if self.bound.record.linear:
             base = F.linear(rows, self.weight, self.bias)
-            scale = self.bound.outer * self.bound.inner
+            scale = self.bound.amplitude * self.bound.frequency
             y = torch.baddbmm(base, rows @ self.Bt.mT, self.A.mT, alpha=scale)
         else:
             y = rows @ (self.weight + self.delta()).mT
@@ -139,11 +139,11 @@ class BatchedTraining:
         return (self._outside / max(self.steps * len(self.layers), 1)).tolist()
 
     def shares_beyond(self, thresholds: Sequence[float]) -> list[list[float]]:
-        """Per run and threshold, the share of entries of all layers with |inner A B^T| above it."""
+        """Per run and threshold, the share of entries with |frequency * A B^T| above it."""
         beyond, entries = torch.zeros(self.copies, len(thresholds)), 0
         with torch.no_grad():
             for layer in self.layers.values():
-                z = (layer.bound.inner * (layer.A @ layer.Bt)).abs()
+                z = (layer.bound.frequency * (layer.A @ layer.Bt)).abs()
                 for index, threshold in enumerate(thresholds):
                     beyond[:, index] += (z > threshold).sum((-2, -1)).cpu()
                 entries += z[0].numel()

@@ -52,9 +52,9 @@ def form(phi):
 
 def naive(x, weight, bias, A, Bt, bound, *, start=None):
     """The formula read literally, with autograd."""
-    delta = bound.outer * bound.value(bound.inner * (A @ Bt))
+    delta = bound.amplitude * bound.value(bound.frequency * (A @ Bt))
     if start is not None:
-        delta = delta - bound.outer * bound.value(bound.inner * (start[0] @ start[1]))
+        delta = delta - bound.amplitude * bound.value(bound.frequency * (start[0] @ start[1]))
     return F.linear(x, weight + delta, bias)
 
 

@@ -198,7 +198,8 @@ def test_every_alpha_omega_and_bound_starts_on_the_same_part_of_the_weight():
     for name, adapter in ADAPTERS.items():
         model, _, _ = started(FilaConfig(), adapter)
         parts[name] = [
-            la.bound.outer * la.bound.inner * la.A @ la.Bt for _, la in adapted_layers(model)
+            la.bound.amplitude * la.bound.frequency * la.A @ la.Bt
+            for _, la in adapted_layers(model)
         ]
     for name, products in parts.items():
         for found, expected in zip(products, parts["lora"], strict=True):

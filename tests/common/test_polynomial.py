@@ -37,7 +37,7 @@ def layer_at(reach: float, *, phi="sine", mode="polynomial", rank=4, dtype=torch
     layer = BoundedLinear(base, config, draw(1)).to(dtype)
     with torch.no_grad():
         layer.A.copy_(torch.randn(K, rank, generator=draw(2)))
-        layer.A.mul_(reach / certified_reach(layer.A, layer.Bt, layer.bound.inner))
+        layer.A.mul_(reach / certified_reach(layer.A, layer.Bt, layer.bound.frequency))
     return layer
 
 
@@ -149,7 +149,7 @@ def test_no_dense_matrix_is_made_and_two_square_products_do():
 def test_auto_takes_the_cheaper_path(rank, k, d, taken):
     A, Bt = torch.zeros(k, rank), torch.zeros(rank, d)
     A[0], Bt[:, 0] = 0.9, 1 / rank
-    bound = layer_at(0.1).bound._replace(inner=1.0)
+    bound = layer_at(0.1).bound._replace(frequency=1.0)
     assert (polynomial.choose(bound, A, Bt, None, by_cost=True) is not None) == taken
     assert polynomial.choose(bound, A, Bt, None, by_cost=False) is not None
 

@@ -110,7 +110,10 @@ def test_the_omega_of_fila_changes_the_step_of_a_only_by_what_lr_scaling_takes_b
         task = tiny.task(source, tiny.split(source), access=cls.info.access)
         model = cls(resolve_config("loku", None, given, origin="test")).unlearn(task)
         moved[omega] = [
-            layer.bound.outer * layer.bound.inner * (layer.A - layer.start[0]) @ layer.start[1]
+            layer.bound.amplitude
+            * layer.bound.frequency
+            * (layer.A - layer.start[0])
+            @ layer.start[1]
             for _, layer in adapted_layers(model)
         ]
     for plain, inside in zip(moved[1.0], moved[100.0], strict=True):

@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def bound(phi: str) -> Bound:
-    return Bound(phi, outer=0.7, inner=1.3, clip=0.6)
+    return Bound(phi, amplitude=0.7, frequency=1.3, clip=0.6)
 
 
 def problem(k: int, d: int, tokens: int, rank: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -50,7 +50,7 @@ def problem(k: int, d: int, tokens: int, rank: int, dtype: torch.dtype) -> dict[
 
 
 def reference_delta(A: Tensor, Bt: Tensor, form: Bound) -> Tensor:
-    return form.outer * form.value(form.inner * (A @ Bt))
+    return form.amplitude * form.value(form.frequency * (A @ Bt))
 
 
 def reference(p: dict[str, Tensor], form: Bound) -> dict[str, Tensor]:

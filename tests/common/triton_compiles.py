@@ -27,7 +27,7 @@ ALIGNED = ("k", "d", "g_token", "x_token", "row_stride", "share")
 
 def compile_kernel(fn: Any, pointers: dict[str, str], constants: dict[str, Any], tiles: ours.Tiles):
     """Machine code for arguments of these kinds; what is named nowhere is a size or a scale."""
-    floats = {"outer", "inner", "scale", "clip"}
+    floats = {"amplitude", "frequency", "scale", "clip"}
     kinds = {name: "fp32" if name in floats else "i32" for name in fn.arg_names}
     kinds |= pointers | dict.fromkeys(constants, "constexpr")
     places = {name: (place,) for place, name in enumerate(fn.arg_names)}

@@ -78,7 +78,7 @@ def kernels(job: Job) -> Iterator[Row]:
     torch.backends.cuda.matmul.allow_tf32 = False
     shape = (20, 12, 9) if job.tiny else (1000, 520, 777)  # (k, d, tokens): no multiples of a tile
     for phi, rank, (name, dtype) in product(PHIS, (4, 8, 16, 32), TYPES.items()):
-        bound = Bound(phi, outer=0.7, inner=1.3, clip=0.6)
+        bound = Bound(phi, amplitude=0.7, frequency=1.3, clip=0.6)
         draws = _operands(shape, rank, dtype)
         wanted = _results({key: value.double() for key, value in draws.items()}, bound)
         placed = {key: value.to(job.device) for key, value in draws.items()}

@@ -42,11 +42,11 @@ class MergedBounded(nn.Module):
     def __init__(self, layer: BoundedLinear):
         super().__init__()
         self.weight, self.bias, self.A, self.Bt = layer.weight, layer.bias, layer.A, layer.Bt
-        self.outer, self.inner = layer.bound.outer, layer.bound.inner
+        self.amplitude, self.frequency = layer.bound.amplitude, layer.bound.frequency
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., k)."""
-        delta = self.outer * torch.sin(self.inner * (self.A @ self.Bt))
+        delta = self.amplitude * torch.sin(self.frequency * (self.A @ self.Bt))
         return F.linear(x, self.weight + delta, self.bias)
 
 

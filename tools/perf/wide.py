@@ -85,7 +85,7 @@ def _models(
     for name, mode in ((EXACT, "merged"), (POLYNOMIAL, "polynomial")):
         for _, layer in adapted_layers(models[name]):
             layer.config = layer.config.model_copy(update={"mode": mode})
-            layer.A.data.mul_(REACH / certified_reach(layer.A, layer.Bt, layer.bound.inner))
+            layer.A.data.mul_(REACH / certified_reach(layer.A, layer.Bt, layer.bound.frequency))
     return models
 
 

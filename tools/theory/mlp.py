@@ -224,7 +224,7 @@ def measure(
     ratios = [float(d.double().norm()) / math.sqrt(d.numel()) * RANK / ALPHA for d in deltas]
     arguments = torch.cat(
         [
-            (layer.A.double() @ layer.Bt.double()).flatten().abs() * layer.bound.inner
+            (layer.A.double() @ layer.Bt.double()).flatten().abs() * layer.bound.frequency
             for layer in layers
         ]
     )

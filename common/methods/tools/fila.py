@@ -152,10 +152,10 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
     """Sets every adapter's start from the task's forget and retain data; the function is kept.
 
     Each forget batch is paired with a random retain batch of the same size, so the retain Fisher
-    sees as many samples as there are in the forget set.  The factors carry ``outer * inner`` of
-    their layer: the part that they make up is the same for every alpha and omega (to first order
-    in phi), and omega sits in A, so that the rate's division by omega means what it means without
-    FILA.
+    sees as many samples as there are in the forget set.  The factors carry the ``amplitude *
+    frequency`` of their layer: the part that they make up is the same for every alpha and omega
+    (to first order in phi), and omega sits in A, so that the rate's division by omega means what it
+    means without FILA.
 
     Returns:
         Log10 quantiles of the retain Fisher and the share of its entries below eps, where the
@@ -186,7 +186,7 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
             factors = weighted_factors(
                 layer.weight, rows, layer.config.rank, balanced=config.balanced
             )
-        slope = layer.bound.outer * layer.bound.inner
+        slope = layer.bound.amplitude * layer.bound.frequency
         scale = layer.config.scale
         A, Bt = factors.A * math.sqrt(scale) / slope, factors.Bt / math.sqrt(scale)
         layer.set_start_(A.to(layer.A), Bt.to(layer.Bt))
