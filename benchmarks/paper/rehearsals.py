@@ -38,7 +38,7 @@ def digest(suite: ResolvedSuite) -> str:
     """Of protocol, rows and probes, with versions; of its folds and earlier requests, too."""
     name = suite.spec.benchmark
     rows = {
-        row.label: [row.method, METHODS[row.method].info.version, canonical(row.config)]
+        row.label: [row.method, METHODS[row.method].info.version, row.config.identity()]
         for row in suite.rows
     }
     content = {

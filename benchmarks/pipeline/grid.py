@@ -37,9 +37,9 @@ def runs_together(cls: type[UnlearningMethod], config: Any) -> bool:
         return False
     if adapter.peft or PHIS[adapter.phi].start == "random":
         return False
-    plain = (config.reading, config.optimizer, config.accumulation, config.mixed_precision)
+    plain = (config.retain_weight, config.optimizer, config.accumulation, config.mixed_precision)
     off = (config.penalty, config.max_grad_norm, config.probe_every, config.stop_below)
-    return plain == ("weighted", "adamw", 1, "no") and not any(off)
+    return plain == (1.0, "adamw", 1, "no") and not any(off)
 
 
 def next_rate(lr: float, up: bool) -> float:
@@ -134,7 +134,7 @@ class _Blocks:
             "map_version": GridBlock.version,
             "method": self.row.method,
             "method_version": cls.info.version,
-            "points": params,
+            "points": [config.identity() for config in configs],
             "steps": self.row.steps,
             "seed": seed,
         }

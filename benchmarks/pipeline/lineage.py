@@ -180,7 +180,7 @@ class Lineage:
         identity: dict[str, Any] = {
             "method": row.method,
             "method_version": METHODS[row.method].info.version,
-            "params": params,
+            "params": config.identity(),
             "seed": seed,
         }
         if replicate is not None:

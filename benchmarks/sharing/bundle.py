@@ -29,7 +29,6 @@ from stable_forgetting.benchmarks.pipeline.measuring import SCORES, read_table
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.files import json_text
 from stable_forgetting.benchmarks.suite.remembered import FILE, suite_files
-from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.base.files import beside, file_digest, json_digest, publish
 from stable_forgetting.common.base.registry import plugin_code
@@ -117,7 +116,7 @@ def _probed(board: Leaderboard, store: StageStore) -> list[dict[str, Any]]:
 
 
 def _manifest(board: Leaderboard, files: dict[str, str]) -> dict[str, Any]:
-    rows = [[row.method, canonical(row.config)] for row in board.suite.rows]
+    rows = [[row.method, row.config.identity()] for row in board.suite.rows]
     content = {
         "schema": SCHEMA,
         "suite": board.suite.name,

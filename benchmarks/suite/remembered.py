@@ -8,7 +8,7 @@ import yaml
 
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import suite_names, sweeps
-from stable_forgetting.common.base.config import canonical, digest
+from stable_forgetting.common.base.config import digest
 from stable_forgetting.common.base.registry import BENCHMARKS, plugin_code
 
 FILE = "suite.yaml"
@@ -42,7 +42,7 @@ def remembered(name: str, store: Path) -> str:
 def suite_digest(suite: ResolvedSuite) -> str:
     """What tells two suites of one name and version apart: rows, protocol, seeds, plugins' code."""
     spec = suite.unfolded or suite.spec
-    rows = {row.label: [row.method, canonical(row.config)] for row in suite.rows}
+    rows = {row.label: [row.method, row.config.identity()] for row in suite.rows}
     content = {
         "spec": {
             **spec.model_dump(mode="json", exclude=UNHASHED | (set() if spec.grid else {"grid"})),

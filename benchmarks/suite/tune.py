@@ -24,7 +24,6 @@ from pydantic import (
 from stable_forgetting.benchmarks.suite.samplers import Dimension, propose
 from stable_forgetting.common.base.config import (
     Strict,
-    canonical,
     did_you_mean,
     digest,
     is_whole,
@@ -228,7 +227,7 @@ class Search:
 
 
 def _identity(draw: Draw) -> str:
-    return digest(canonical(draw.config))
+    return digest(draw.config.identity())
 
 
 def search_of(

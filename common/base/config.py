@@ -57,6 +57,11 @@ class Strict(BaseModel):
         """Values under the names of their fields; of two words for a field the later one holds."""
         return {cls.field_of(key): value for key, value in values.items()}
 
+    def identity(self) -> dict[str, Any]:
+        """What stage keys and digests hash of it: plain JSON types."""
+        fields: dict[str, Any] = canonical(self)
+        return fields
+
     @field_validator("*", mode="before")
     @classmethod
     def _no_bool_for_numbers(cls, value: Any, info: Any) -> Any:

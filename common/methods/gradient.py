@@ -70,29 +70,24 @@ class GradientConfig(AdaptedConfig):
     """Config of gradient difference and its kin: what is trained, plus the objective.
 
     Attributes:
-        lam: Weight lambda of the forget term (``forget_weight`` means the same); the retain weight
-            alpha_r is normalised to 1.
+        lam: Weight lambda of the forget term (``forget_weight`` means the same).
+        retain_weight: Factor of the retain term.
         forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is the saturating loss
             -log(1 - p_y).
-        reading: ``weighted``: one optimizer on L_r - lambda L_f.  ``two_rates``: the paper's
-            update rule literally, SGD of rate 1 on alpha_r L_r - alpha_f L_f.
-        alpha_r: Retain rate of ``two_rates``.
-        alpha_f: Forget rate of ``two_rates``.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {"forget_weight": "lam"}
     epochs_of: str | None = "forget"
     lam: NonNegative = 0.1
+    retain_weight: NonNegative = 1.0
     forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"
-    reading: Literal["weighted", "two_rates"] = "weighted"
-    alpha_r: Positive = 1e-5
-    alpha_f: Positive = 1e-4
 
-    def engine(self) -> FitConfig:
-        """The engine's part, with the rate scaled as configured."""
-        if self.reading == "weighted":
-            return super().engine()
-        return FitConfig.of(self, optimizer="sgd", lr=1.0, momentum=0.0, weight_decay=0.0)
+    def identity(self) -> dict[str, Any]:
+        """With the fields that the first stage keys were made with."""
+        fields = super().identity()
+        if fields["retain_weight"] == 1:
+            del fields["retain_weight"]
+        return {**fields, "reading": "weighted", "alpha_r": 1e-5, "alpha_f": 1e-4}
 
 
 PAPER_LITERAL: Mapping[str, Mapping[str, Any]] = {
@@ -104,14 +99,18 @@ PAPER_LITERAL: Mapping[str, Mapping[str, Any]] = {
         "lr_scaling": "none",
     },
     "paper_two_rates": {
-        "reading": "two_rates",
-        "alpha_r": 1e-5,
-        "alpha_f": 1e-4,
+        "optimizer": "sgd",
+        "lr": 1.0,
+        "weight_decay": 0.0,
+        "retain_weight": 1e-5,
+        "lam": 1e-4,
         "steps": 500,
         "batch_size": 128,
+        "lr_scaling": "none",
     },
 }
-"""The paper's vision settings in both readings of its rates (alpha_r 1e-5, alpha_f 1e-4, 500
+"""The paper's vision settings in both readings of its rates, alpha_r 1e-5 and alpha_f 1e-4: their
+ratio as lambda, or the update rule literally, SGD of rate 1 on alpha_r L_r - alpha_f L_f (500
 iterations, no clipping).  Its adapter dropout of 0.05 is not applied; see :data:`PAPER_ADAPTER`."""
 
 PAPER_ADAPTER: Mapping[str, Mapping[str, Any]] = {

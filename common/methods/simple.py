@@ -9,7 +9,7 @@ or, in a suite, a row with ``params``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -77,7 +77,6 @@ class Finetune(GradientMethod):
         lr: Positive = 1e-3
         lam: NonNegative = 0.0
         epochs_of: str | None = None
-        reading: Literal["weighted"] = "weighted"
 
     def objective(self) -> objectives.Objective:
         """Cross-entropy on retain."""
@@ -96,7 +95,6 @@ class Ascent(GradientMethod):
     class Config(GradientConfig):
         steps: Count | None = 50
         lr: Positive = 1e-5
-        reading: Literal["weighted"] = "weighted"
 
     def objective(self) -> objectives.Objective:
         """Ascent on forget."""
@@ -120,11 +118,11 @@ class GradientDifference(GradientMethod):
         lr: Positive = 1e-4
 
     def objective(self) -> objectives.Objective:
-        """The weighted or the two-rate reading."""
+        """Both terms, weighted."""
         config = self.config
-        two_rates = config.reading == "two_rates"
-        retain, forget = (config.alpha_r, config.alpha_f) if two_rates else (1.0, config.lam)
-        return objectives.gradient_difference(retain, forget, config.forget_loss, config.average)
+        return objectives.gradient_difference(
+            config.retain_weight, config.lam, config.forget_loss, config.average
+        )
 
 
 class NegGradPlus(GradientMethod):

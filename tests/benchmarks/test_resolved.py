@@ -205,7 +205,7 @@ def test_full_vision_suites_run_the_paper_s_protocol(name, built_in):
         assert "r 8 alpha 16 on mlp" in line["adapter"]
         assert line["trained in"] == "float32, autocast bf16"
     assert table["gd_sine_literal"]["rate"].startswith("adamw 1e-05, decay 0")
-    assert table["gd_sine_two_rates"]["rate"].endswith("(1 applied), decay 0")
+    assert table["gd_sine_two_rates"]["rate"] == "sgd 1, decay 0"
     epochs = 200 if name == "coun-cifar100-scratch" else 100  # the reading without pretraining
     assert table["original"]["length"] == f"{epochs} epochs"
     assert table["original"]["batch"] == "128"

@@ -40,7 +40,7 @@ VARIANTS = {
     "gd_sine-two-rates": (
         "gd_sine",
         "paper_two_rates",  # its omega of 100 would make SGD of these rates chaotic
-        {"alpha_r": 0.1, "alpha_f": 0.05, "adapter": {"omega": 2.0}},
+        {"retain_weight": 0.1, "lam": 0.05, "adapter": {"omega": 2.0}},
     ),
     "gd-unlikelihood": ("gd", None, {"forget_loss": "unlikelihood"}),
     "random_label-sequential": ("random_label", None, {"mode": "sequential", "exclude_true": True}),

@@ -218,8 +218,6 @@ def test_a_resolved_config_resolves_to_itself():
         ("gd", {"ball": 1.0}, None, "ball constrains adapters"),
         ("gd", {"penalty": 1.0}, None, "penalty constrains adapters"),
         ("gd_relu", {"ball": 1.0}, None, "no certificate for phi: relu"),
-        ("finetune", {"reading": "two_rates"}, None, "reading: "),
-        ("ascent", {"reading": "two_rates"}, None, "reading: "),
         ("l1_sparse", {"adapter": {"rank": 2}}, None, "adapter: unknown key"),
     ],
 )

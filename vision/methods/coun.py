@@ -111,10 +111,16 @@ class WithContrast(UnlearningMethod):
             """
             if self.base == "with_contrast":
                 raise ValueError("base: with_contrast cannot wrap itself")
-            whole = resolve_config(self.base, None, self.params, origin=f"params of {self.base}")
-            object.__setattr__(self, "resolved", whole.model_dump(mode="json"))
+            object.__setattr__(self, "resolved", self._whole().model_dump(mode="json"))
             object.__setattr__(self, "base_version", METHODS[self.base].info.version)
             return self
+
+        def _whole(self) -> Strict:
+            return resolve_config(self.base, None, self.params, origin=f"params of {self.base}")
+
+        def identity(self) -> dict[str, Any]:
+            """With what the base's own stage keys hash."""
+            return {**super().identity(), "resolved": self._whole().identity()}
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Runs the base on a task whose every fit has the term added."""
