@@ -22,6 +22,7 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import gram_norm
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
+from stable_forgetting.common.bounded.norm_bounded import attach_norm_bounded
 from stable_forgetting.common.bounded.peft import attach_peft, merge_peft
 from stable_forgetting.common.bounded.polynomial import OddPolynomial
 from stable_forgetting.common.bounded.quantised import (
@@ -72,7 +73,8 @@ def attach(
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if config.peft:
-        attach_peft(model, names, config, generator)
+        attach = attach_norm_bounded if config.peft == "nb_lora" else attach_peft
+        attach(model, names, config, generator)
     for name in names if not config.peft else ():
         _replace(model, name, _adapted(modules[name], config, generator))
     inside = tuple(f"{name}." for name in names)

@@ -53,8 +53,10 @@ class AdapterConfig(Strict):
             less work, which is in wide layers.  Both keep dW apart, as ``split`` does, where the
             weights are of low precision.
         dropout: Of the adapter's input while it trains; takes mode: split or phi: identity.
-        peft: Adapter of the library of that name in the place of ours: ``lora``, ``dora``, ``oft``
-            (``rank`` blocks) or ``delora`` (``alpha`` is where its lambda starts).
+        peft: Another adapter in the place of ours.  Of the library of that name: ``lora``,
+            ``dora``, ``oft`` (``rank`` blocks), ``delora`` (``alpha`` is where its lambda starts).
+            Of a paper: ``nb_lora`` (``alpha`` bounds the singular values of dW, in units of
+            the root mean square of W0's).
     """
 
     rank: Count = 8
@@ -71,7 +73,7 @@ class AdapterConfig(Strict):
     init_std: Positive = 1e-3
     mode: Literal["merged", "split", "polynomial", "auto"] = "merged"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    peft: Literal["lora", "dora", "oft", "delora"] | None = None
+    peft: Literal["lora", "dora", "oft", "delora", "nb_lora"] | None = None
 
     @model_serializer(mode="wrap")
     def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -212,6 +214,10 @@ PRESETS: Mapping[str, Preset] = {
         {"adapter": LORA, "fila": FilaConfig()},
         frozenset({"retain"}),
         version=1,
+    ),
+    "nb_lora": Preset(
+        "NB-LoRA: the singular values of dW are bounded by those of the layer",
+        {"adapter": AdapterConfig(peft="nb_lora", alpha=1.0)},
     ),
     **{
         f"peft_{name}": Preset(

@@ -11,6 +11,7 @@ from torch import nn
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.norm_bounded import merge_norm_bounded
 from stable_forgetting.common.bounded.quantised import is_pointwise
 
 ADAPTER = "unlearning"
@@ -72,7 +73,8 @@ def inject(model: nn.Module, config: Any, generator: torch.Generator) -> None:
 
 
 def merge_peft(model: nn.Module) -> nn.Module:
-    """Merges every layer of peft in place: the original architecture and state-dict keys."""
+    """Merges every adapter but our own in place: the original architecture and state-dict keys."""
+    merge_norm_bounded(model)
     if "peft" not in sys.modules:
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer

@@ -11,7 +11,7 @@ import torch
 from stable_forgetting.common.base.errors import AccessError, ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import derive
-from stable_forgetting.common.bounded.attach import adapted_layers, factor_penalty
+from stable_forgetting.common.bounded.attach import adapted_layers, detach, factor_penalty
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.methods.base import resolve_config, train_reference
@@ -250,6 +250,16 @@ def test_two_rates_is_plain_sgd_of_rate_one():
     assert (objective.retain_weight, objective.forget_weight) == (1e-5, 1e-4)
     weighted = METHODS["gd_sine"](resolve("gd_sine", {"lam": 0.3})).objective()
     assert (weighted.retain_weight, weighted.forget_weight) == (1.0, 0.3)
+
+
+def test_a_method_runs_through_nb_lora(tiny, unlearn):
+    model = detach(unlearn("gd_nb_lora", {"lr": 1e-2})[0])
+    start = tiny.task(tiny.Source(), tiny.split(tiny.Source())).model
+    changed = {
+        n for n, p in model.state_dict().items() if not torch.equal(p, start.state_dict()[n])
+    }
+    assert changed and all(".mlp.fc" in name and name.endswith(".weight") for name in changed)
+    assert model.state_dict().keys() == start.state_dict().keys()
 
 
 def test_the_slope_rule_equalises_the_first_step(tiny, unlearn):
