@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.base.hub import check_push, is_repository, parsed, push
 from stable_forgetting.common.protocol.given import GivenBenchmark
+from stable_forgetting.common.store.adapters import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from torch import nn
@@ -115,11 +117,12 @@ class Result:
                 cannot be reached.
         """
         if out is None and self.out is not None:
-            return push(self.out, repository)
+            return push(self.out, repository, instead=_no_local_base(self.out))
         check_push(repository)
         with TemporaryDirectory() as temporary:
             name = parsed(repository)[0].rpartition("/")[2]
-            return push(self.save(out or Path(temporary) / name), repository)
+            folder = self.save(out or Path(temporary) / name)
+            return push(folder, repository, instead=_no_local_base(folder))
 
     def write(self, folder: Path, name: str) -> Result:
         """Writes everything into an empty folder; without a model the statement alone.
@@ -139,12 +142,24 @@ class Result:
         return replace(self, statement=statement)
 
 
+def _no_local_base(folder: Path) -> dict[str, bytes]:
+    """The adapter's config for others, to whom a path of this machine says nothing."""
+    name = f"{ADAPTER}/{ADAPTER_CONFIG}"
+    if not (folder / name).is_file():
+        return {}
+    config = json.loads((folder / name).read_text(encoding="utf-8"))
+    base = config.get("base_model_name_or_path") or ""
+    if not base or is_repository(base):
+        return {}
+    return {name: (json.dumps({**config, "base_model_name_or_path": ""}, indent=1) + "\n").encode()}
+
+
 def _write_peft(adapter: AdapterState, folder: Path, benchmark: GivenBenchmark) -> dict[str, Any]:
     """Writes the adapter for PEFT too, where one of PEFT does the same."""
     from stable_forgetting.common.bounded.as_peft import write_peft
 
     model = benchmark.config.model
     base = str(model) if isinstance(model, Path) else getattr(model, "name_or_path", "")
-    base = parsed(base)[0] if is_repository(base) else base
+    base, revision = parsed(base) if is_repository(base) else (base, None)
     task = "CAUSAL_LM" if benchmark.modality == "language" else None
-    return write_peft(adapter, folder, base=base, task=task)
+    return write_peft(adapter, folder, base=base, revision=revision, task=task)

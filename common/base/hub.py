@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,16 @@ def check_push(name: str) -> None:
         raise ConfigError("push: nobody is logged in to the hub; run hf auth login or set HF_TOKEN")
 
 
-def push(folder: Path, name: str, kind: str = "model") -> str:
+def push(
+    folder: Path, name: str, kind: str = "model", *, instead: Mapping[str, bytes] | None = None
+) -> str:
     """Uploads a folder; a repository that is not there yet is made, and is private.
+
+    Args:
+        folder: What is uploaded.
+        name: OWNER/NAME, with or without a revision.
+        kind: ``model`` or ``dataset``.
+        instead: File of the folder -> what is uploaded in its place.
 
     Raises:
         ConfigError: See :func:`check_push`.
@@ -113,7 +121,10 @@ def push(folder: Path, name: str, kind: str = "model") -> str:
     try:
         hub = HfApi()
         address = hub.create_repo(**where, private=True, exist_ok=True)
-        hub.upload_folder(**where, folder_path=folder, revision=revision)
+        where["revision"] = revision
+        hub.upload_folder(**where, folder_path=folder, ignore_patterns=[*(instead or {})])
+        for file, content in (instead or {}).items():
+            hub.upload_file(**where, path_in_repo=file, path_or_fileobj=content)
     except Exception as error:  # as above
         raise CheckpointError(
             f"{folder}: is complete and could not be uploaded ({one_line(error)}); run "

@@ -29,7 +29,12 @@ Factors = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def write_peft(
-    state: AdapterState, folder: Path, *, base: str, task: str | None = None
+    state: AdapterState,
+    folder: Path,
+    *,
+    base: str,
+    revision: str | None = None,
+    task: str | None = None,
 ) -> dict[str, Any]:
     """Writes an adapter as ``PeftModel.from_pretrained(base, folder)`` reads it.
 
@@ -41,6 +46,7 @@ def write_peft(
         state: Of an adapter; the base weights are not in it.
         folder: Of the files; other files there are left.
         base: Folder or hub id of the model that the adapter is for.
+        revision: Of a hub id.
         task: PEFT's task type, such as ``CAUSAL_LM``.
 
     Returns:
@@ -62,7 +68,8 @@ def write_peft(
     if reason:
         return {"peft": reason}
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder, factors, config, scale, {"task_type": task, "base_model_name_or_path": base})
+    model = {"base_model_name_or_path": base, "revision": revision}
+    _write(folder, factors, config, scale, {"task_type": task, **model})
     return {"peft": "", **about}
 
 

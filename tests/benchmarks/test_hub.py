@@ -60,11 +60,27 @@ def test_an_image_model_of_the_hub_is_a_start_and_goes_back(hub, classifier, tmp
     assert hub.private["me/forgotten"] is True
     held = hub.repositories["model", "me/forgotten"]
     assert held.keys() >= {"model.safetensors", "config.json", "README.md", "statement.json"}
-    assert json.loads(held["adapter/adapter_config.json"])["base_model_name_or_path"] == "me/vit"
+    adapter = json.loads(held["adapter/adapter_config.json"])
+    assert adapter["base_model_name_or_path"] == "me/vit"
+    assert adapter["revision"] == ("main" if name.endswith("@main") else None)
     loaded = timm.create_model("hf-hub:me/forgotten", pretrained=True, cache_dir=tmp_path / "timm")
     batch = torch.stack([image for image, _ in data])
     with torch.no_grad():
         assert torch.equal(loaded.eval()(batch), result.model(batch))
+
+
+def test_what_is_uploaded_names_no_path_of_this_machine(hub, classifier, tmp_path):
+    data, out = pictures(), tmp_path / "out"
+    result = forget(
+        classifier[1], data[:4], data[4:], "gd_lora", params=SHORT, out=out, anyway=True
+    )
+    result.push("me/forgotten")
+    held = hub.repositories["model", "me/forgotten"]
+    assert json.loads(held["adapter/adapter_config.json"])["base_model_name_or_path"] == ""
+    for name, content in held.items():
+        assert str(tmp_path).encode() not in content, name
+    kept = json.loads((out / "adapter/adapter_config.json").read_text())
+    assert kept["base_model_name_or_path"] == str(classifier[1]), "here it is still a start"
 
 
 def test_a_card_gives_the_hub_its_numbers(hub, classifier):
