@@ -66,6 +66,10 @@ class AdaptedConfig(FitConfig):
         return engine.for_adapters(self.adapter.slope)
 
 
+GONE: Mapping[str, Any] = {"reading": "weighted", "alpha_r": 1e-5, "alpha_f": 1e-4}
+"""Fields that records and stage keys of earlier versions hold, at the values that mean nothing."""
+
+
 class GradientConfig(AdaptedConfig):
     """Config of gradient difference and its kin: what is trained, plus the objective.
 
@@ -82,12 +86,19 @@ class GradientConfig(AdaptedConfig):
     retain_weight: NonNegative = 1.0
     forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_gone(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {k: v for k, v in data.items() if k not in GONE or v != GONE[k]}
+
     def identity(self) -> dict[str, Any]:
         """With the fields that the first stage keys were made with."""
         fields = super().identity()
         if fields["retain_weight"] == 1:
             del fields["retain_weight"]
-        return {**fields, "reading": "weighted", "alpha_r": 1e-5, "alpha_f": 1e-4}
+        return {**fields, **GONE}
 
 
 PAPER_LITERAL: Mapping[str, Mapping[str, Any]] = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.errors import AccessError, ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import derive
@@ -260,6 +261,15 @@ def test_a_method_runs_through_nb_lora(tiny, unlearn):
     }
     assert changed and all(".mlp.fc" in name and name.endswith(".weight") for name in changed)
     assert model.state_dict().keys() == start.state_dict().keys()
+
+
+def test_a_config_of_an_earlier_version_is_read_and_has_its_key():
+    now = resolve("gd_sine", {"lam": 0.3})
+    before = {**canonical(now), "reading": "weighted", "alpha_r": 1e-5, "alpha_f": 1e-4}
+    del before["retain_weight"]
+    assert resolve("gd_sine", before) == now
+    assert now.identity() == before
+    assert "reading: unknown key" in complaint(resolve, "gd_sine", {"reading": "two_rates"})
 
 
 def test_the_slope_rule_equalises_the_first_step(tiny, unlearn):
