@@ -23,6 +23,7 @@ from stable_forgetting.common.audits.base import (
     PairAudit,
     PopulationAudit,
 )
+from stable_forgetting.common.audits.rounding import Rounding
 from stable_forgetting.common.audits.sequential import Sequential
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import BENCHMARKS
@@ -136,6 +137,8 @@ class AuditReport:
                 self._populations(table, audit)
             elif isinstance(audit, Sequential):
                 self._streams(table, audit)
+            elif isinstance(audit, Rounding):
+                self._rounding(table, audit)
             else:
                 assert isinstance(audit, ModelAudit)
                 self._models(table)
@@ -287,6 +290,32 @@ class AuditReport:
             if design == "halves" and stages and seed in self._retrains:
                 models = [self.scores(stage) for stage in stages]
                 table.put(f"{label}, halves", seed, partial(audit.halves, models, seed=seed))
+
+    # Twins ---------------------------------------------------------------------------------------
+
+    def _rounding(self, table: AuditTable, audit: Rounding) -> None:
+        for (label, seed), stage in self.plan.twins.items():
+            table.rows.setdefault(label, {})[seed] = self._twin(audit, label, seed, stage)
+        for label, cells in table.rows.items():
+            known = {seed: cell for seed, cell in cells.items() if isinstance(cell, dict)}
+            scores = {seed: self.scores(self._rows[label][seed].stage) for seed in known}
+            heads = audit.columns(next(iter(scores.values()))) if scores else {}
+            accuracies = {
+                head: {seed: parts[part].accuracy for seed, parts in scores.items()}
+                for part, head in heads.items()
+            }
+            cells.update(audit.marked(known, accuracies))
+
+    def _twin(self, audit: Rounding, label: str, seed: int, stage: Placed | None) -> Cell:
+        own = self._rows.get(label, {}).get(seed)
+        if stage is None or own is None:
+            return "not run" if stage is not None else "its tuning is not finished"
+        done = self.store.done(stage.kind, stage.key)
+        if done is None:
+            return "not run: add --attacks rounding --yes"
+        if done["status"] != "ok":
+            return f"diverged: {done.get('status_detail', '')}"
+        return audit.compare(self.scores(own.stage), self.scores(stage))
 
     # Streams -------------------------------------------------------------------------------------
 

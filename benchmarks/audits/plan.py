@@ -17,6 +17,7 @@ from stable_forgetting.benchmarks.pipeline.stage import Placed, Plan, Result, St
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES, Suite
 from stable_forgetting.common.audits.base import Audit, ModelAudit, PopulationAudit
+from stable_forgetting.common.audits.rounding import Rounding
 from stable_forgetting.common.audits.sequential import Sequential
 from stable_forgetting.common.base.config import Strict, validate
 from stable_forgetting.common.base.errors import ConfigError
@@ -55,6 +56,7 @@ class AuditPlan:
         retrains: Seed -> further Retrains that are in the store and did not diverge.
         shadows: Row label, seed and design -> the same of the row's shadows.
         streams: Row label and seed -> the model after each request.
+        twins: Row label and seed -> its twin, None while it is undecided.
     """
 
     results: Sequence[Result[Any]]
@@ -62,6 +64,7 @@ class AuditPlan:
     retrains: Mapping[int, Sequence[Placed]] = field(default_factory=dict)
     shadows: Mapping[tuple[str, int, Design], Sequence[Placed]] = field(default_factory=dict)
     streams: Mapping[tuple[str, int], Sequence[Placed]] = field(default_factory=dict)
+    twins: Mapping[tuple[str, int], Placed | None] = field(default_factory=dict)
 
 
 def inapplicable(suite: ResolvedSuite, audit: Audit) -> str | None:
@@ -142,6 +145,8 @@ class AuditPlanner:
             if isinstance(audit, Sequential):
                 streams = self._streams(audit.config.requests)
                 plan.streams = {place: stages or [] for place, stages in streams.items()}
+            elif isinstance(audit, Rounding):
+                plan.twins = self._twins()
         return plan
 
     def _stored_shadows(
@@ -236,6 +241,28 @@ class AuditPlanner:
             made = [self.retrain_shadow(seed, k) for k in range(2 * shadows.count)]
             _add(plan, "retrain", seed, made)
         return plan
+
+    # Twins, the stages of the ``rounding`` audit --------------------------------------------------
+
+    def twin_plan(self) -> Plan:
+        """A twin of every model that a method made."""
+        plan = Plan(self.suite)
+        for (label, seed), stage in self._twins().items():
+            _add(plan, label, seed, None if stage is None else [stage])
+        return plan
+
+    def _twins(self) -> dict[tuple[str, int], Stage | None]:
+        rows = [row for row in self.suite.rows if row.method not in REFERENCES]
+        rows = [row for row in rows if METHODS[row.method].info.changes_model]
+        return {(row.label, s): self.twin(row, s) for row in rows for s in self.suite.spec.seeds}
+
+    def twin(self, row: ResolvedRow, seed: int) -> Stage | None:
+        """The evaluated model from weights moved by their last digit; None while undecided."""
+        config = self.config_of(row)
+        if config is None:
+            return None
+        model = self.lineage.unlearned(row, config, seed, moved=True, note=f"moved/seed-{seed}")
+        return self.lineage.evaluated(model, seed)
 
     # Streams of forget requests: the stages of the ``sequential`` audit ---------------------------
 

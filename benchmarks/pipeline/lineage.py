@@ -165,6 +165,7 @@ class Lineage:
         start: Stage | None = None,
         split: Stage | None = None,
         replicate: int | None = None,
+        moved: bool = False,
         note: str = "",
     ) -> Stage:
         """The model that a row's method makes.
@@ -174,6 +175,7 @@ class Lineage:
                 the suite of the request before.
             split: What is forgotten; the suite's when absent.
             replicate: Which further model of the same seed; None for the suite's own.
+            moved: Whether it starts from weights whose last digits are moved.
             note: Goes into the name, behind the row.
         """
         params = canonical(config)
@@ -185,6 +187,8 @@ class Lineage:
         }
         if replicate is not None:
             identity["replicate"] = replicate
+        if moved:
+            identity["moved"] = "last digit"
         parents = {"split": split or self.split(seed), "start": start or self._start(row, seed)}
         if params.get("stop_below") == "goal":
             goals = stopping_goals(self.rule)
@@ -206,6 +210,7 @@ class Lineage:
             replicate=replicate or 0,
             method=row.method,
             params=params,
+            moved=moved,
         )
 
     def _start(self, row: ResolvedRow, seed: int) -> Stage:

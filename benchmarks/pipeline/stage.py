@@ -44,11 +44,13 @@ class ModelSpec(StageSpec):
     Attributes:
         params: Its config, as plain values.
         replicate: 0, or which further model of the same seed this is.
+        moved: Whether the last digit of every weight that it starts from is moved.
     """
 
     method: str
     params: dict[str, Any] = {}
     replicate: int = 0
+    moved: bool = False
 
 
 def foreign_code(kind: str, spec: StageSpec) -> dict[str, list[str]]:

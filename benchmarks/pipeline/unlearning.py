@@ -15,6 +15,7 @@ from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import DataError, Diverged
 from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.base.seeding import derive
 from stable_forgetting.common.data.splits import TRAIN_PARTS, ForgetSplit
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.measure.rules import stopping_goals
@@ -141,6 +142,8 @@ class Unlearn(StageKind[ModelSpec]):
         config = _with_limits(context, validate(cls.Config, spec.params, context.stage.name))
         with context.writing() as folder:
             start = context.model("start")
+            if spec.moved:
+                move_last_digits_(start, derive(spec.seed, "moved"))
             names = frozenset(start.state_dict())
             task = context.task(split, cls.info.access, model=start, method=spec.method)
             with context.recording(task, folder, _trajectory(context, split, config)):
@@ -157,6 +160,18 @@ class Unlearn(StageKind[ModelSpec]):
             if alone and names != outcome.model.state_dict().keys():
                 raise TypeError("the method returned a model with other tensors than Original")
             save_weights(outcome.model, folder)
+
+
+def move_last_digits_(model: nn.Module, seed: int) -> None:
+    """Moves every weight to a neighbouring number of its type, up or down at random, in place."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            up = torch.randint(2, parameter.shape, generator=generator).to(parameter.device)
+            towards = (2 * up - 1).to(parameter.dtype) * torch.inf
+            parameter.copy_(torch.nextafter(parameter, towards))
 
 
 def _trajectory(context: StageContext, split: ForgetSplit, config: Any) -> EvaluateDuring:

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from stable_forgetting.benchmarks.audits.after import Shown, ordered, places
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
@@ -15,6 +17,7 @@ from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, suit
 from stable_forgetting.benchmarks.audits.report import measure_cell
 from stable_forgetting.benchmarks.cli.attack import Budget, choose
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.unlearning import move_last_digits_
 from stable_forgetting.benchmarks.report.cells import significant
 from stable_forgetting.benchmarks.report.section import table
 from stable_forgetting.benchmarks.report.terminal import pieces
@@ -23,6 +26,7 @@ from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.audits.base import Measure
 from stable_forgetting.common.audits.pairs import JensenShannon
+from stable_forgetting.common.audits.rounding import Rounding
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.gaps import Summary
@@ -150,6 +154,7 @@ def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
         ({"relearn": {"shot": 3}}, "audits.relearn: shot: unknown key; did you mean 'shots'?"),
         ({"klom": None}, "trains models of its own; leave it out and run: unlearn attack"),
         ({"sequential": None}, "--attacks sequential"),
+        ({"rounding": None}, "--attacks rounding"),
     ],
 )
 def test_wrong_audits_of_a_suite_are_one_line(
@@ -298,6 +303,52 @@ def test_requests_in_turn_add_up_and_wait_for_yes(run):
     after = stages(run.store)
     again = run.audit("--attacks", "sequential")
     assert stages(run.store) == after and "To be trained" not in again.out
+
+
+def test_rounding_trains_a_twin_of_each_row_and_waits_for_yes(run):
+    before = stages(run.store)
+    done = run.audit("--attacks", "rounding")
+    assert done.code == 0 and "Add --yes" in done.out and stages(run.store) == before
+    assert "not run" in results(run)["rounding"]["rows"]["gd_sine"]["1"]["not_applicable"]
+    done = run.audit("--attacks", "rounding", "--yes")
+    assert done.code == 0, done.err
+    rows = results(run)["rounding"]["rows"]
+    assert set(rows) == {*ROWS} - {"original", "retrain"}
+    assert list(rows["gd_sine"]["1"]) == ["FA", "RA", "TA", "answers"]
+    assert 0 <= rows["gd_sine"]["1"]["answers"]["value"] <= 100
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    planner = AuditPlanner(suite, store)
+    twin = planner.twin(suite.row("gd_sine"), 1)
+    own = next(r.stage for r in planner.base.results if r.label == "gd_sine")
+    weights = [store.folder("unlearn", s.parents["model"].key) for s in (own, twin)]
+    one, two = (load_file(folder / "adapter.safetensors") for folder in weights)
+    assert one.keys() == two.keys() and any(not torch.equal(one[n], two[n]) for n in one)
+    after = stages(run.store)
+    again = run.audit("--attacks", "rounding")
+    assert stages(run.store) == after and "To be trained" not in again.out
+
+
+def test_every_weight_moves_to_a_neighbour():
+    model = torch.nn.Linear(50, 20)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    move_last_digits_(model, 1)
+    for name, value in model.state_dict().items():
+        up = torch.nextafter(before[name], torch.tensor(torch.inf)) == value
+        down = torch.nextafter(before[name], torch.tensor(-torch.inf)) == value
+        assert (up | down).all() and up.any() and down.any(), name
+
+
+def test_rounding_marks_what_it_moves_more_than_the_seeds_do():
+    audit = Rounding()
+    cells = {s: {"FA": Measure(10.0 * s), "TA": Measure(0.1)} for s in (1, 2, 3)}
+    steady, spread = dict.fromkeys((1, 2, 3), 50.0), {1: 10.0, 2: 40.0, 3: 90.0}
+    marked = audit.marked(cells, {"FA": spread, "TA": steady})
+    assert all(cell["TA"].note and not cell["FA"].note for cell in marked.values())
+    # sqrt((100 + 400 + 900) / 3 / 2) = 15.3 against a standard deviation of 15
+    close = audit.marked(cells, {"FA": {1: 35.0, 2: 50.0, 3: 65.0}})
+    assert all(cell["FA"].note for cell in close.values())
+    two = {s: cells[s] for s in (1, 2)}
+    assert not any(cell["TA"].note for cell in audit.marked(two, {"TA": steady}).values())
 
 
 def test_a_stream_starts_each_request_from_the_last_and_reuses_the_last_retrain(run):
