@@ -22,9 +22,10 @@ from stable_forgetting.common.audits.base import (
     NotApplicable,
     PairAudit,
     PopulationAudit,
+    TooFew,
 )
-from stable_forgetting.common.audits.rounding import Rounding
 from stable_forgetting.common.audits.sequential import Sequential
+from stable_forgetting.common.audits.twins import Twins
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.parts import utility_parts
@@ -137,8 +138,8 @@ class AuditReport:
                 self._populations(table, audit)
             elif isinstance(audit, Sequential):
                 self._streams(table, audit)
-            elif isinstance(audit, Rounding):
-                self._rounding(table, audit)
+            elif isinstance(audit, Twins):
+                self._twins(table, audit)
             else:
                 assert isinstance(audit, ModelAudit)
                 self._models(table)
@@ -293,29 +294,33 @@ class AuditReport:
 
     # Twins ---------------------------------------------------------------------------------------
 
-    def _rounding(self, table: AuditTable, audit: Rounding) -> None:
-        for (label, seed), stage in self.plan.twins.items():
-            table.rows.setdefault(label, {})[seed] = self._twin(audit, label, seed, stage)
-        for label, cells in table.rows.items():
-            known = {seed: cell for seed, cell in cells.items() if isinstance(cell, dict)}
-            scores = {seed: self.scores(self._rows[label][seed].stage) for seed in known}
-            heads = audit.columns(next(iter(scores.values()))) if scores else {}
-            accuracies = {
-                head: {seed: parts[part].accuracy for seed, parts in scores.items()}
-                for part, head in heads.items()
-            }
-            cells.update(audit.marked(known, accuracies))
+    def _twins(self, table: AuditTable, audit: Twins) -> None:
+        for label in dict.fromkeys(label for label, *_ in self.plan.twins):
+            own, twins = {}, {}
+            cells: dict[int, Cell] = {}
+            for seed in self.suite.spec.seeds:
+                stage = self.plan.twins[label, seed, audit.moved]
+                cells[seed] = self._no_twin(table.name, label, seed, stage)
+                if stage is not None and not cells[seed]:
+                    own[seed] = self.scores(self._rows[label][seed].stage)
+                    twins[seed] = self.scores(stage)
+            if own:
+                try:
+                    cells |= audit.compare(own, twins)
+                except TooFew as error:
+                    cells |= {next(iter(own)): error.reason}
+            table.rows[label] = {seed: cell for seed, cell in cells.items() if cell}
 
-    def _twin(self, audit: Rounding, label: str, seed: int, stage: Placed | None) -> Cell:
-        own = self._rows.get(label, {}).get(seed)
-        if stage is None or own is None:
-            return "not run" if stage is not None else "its tuning is not finished"
+    def _no_twin(self, name: str, label: str, seed: int, stage: Placed | None) -> str:
+        """Why a model cannot be compared with its twin; empty where it can."""
+        if stage is None:
+            return "its tuning is not finished"
         done = self.store.done(stage.kind, stage.key)
         if done is None:
-            return "not run: add --attacks rounding --yes"
+            return f"not run: add --attacks {name} --yes"
         if done["status"] != "ok":
             return f"diverged: {done.get('status_detail', '')}"
-        return audit.compare(self.scores(own.stage), self.scores(stage))
+        return "" if seed in self._rows.get(label, {}) else "not run"
 
     # Streams -------------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ from stable_forgetting.benchmarks.pipeline.stage import Placed, Plan, Result, St
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES, Suite
 from stable_forgetting.common.audits.base import Audit, ModelAudit, PopulationAudit
-from stable_forgetting.common.audits.rounding import Rounding
 from stable_forgetting.common.audits.sequential import Sequential
+from stable_forgetting.common.audits.twins import Twins
 from stable_forgetting.common.base.config import Strict, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
@@ -56,7 +56,7 @@ class AuditPlan:
         retrains: Seed -> further Retrains that are in the store and did not diverge.
         shadows: Row label, seed and design -> the same of the row's shadows.
         streams: Row label and seed -> the model after each request.
-        twins: Row label and seed -> its twin, None while it is undecided.
+        twins: Row label, seed, moved or not -> its twin, None while it is undecided.
     """
 
     results: Sequence[Result[Any]]
@@ -64,7 +64,7 @@ class AuditPlan:
     retrains: Mapping[int, Sequence[Placed]] = field(default_factory=dict)
     shadows: Mapping[tuple[str, int, Design], Sequence[Placed]] = field(default_factory=dict)
     streams: Mapping[tuple[str, int], Sequence[Placed]] = field(default_factory=dict)
-    twins: Mapping[tuple[str, int], Placed | None] = field(default_factory=dict)
+    twins: Mapping[tuple[str, int, bool], Placed | None] = field(default_factory=dict)
 
 
 def inapplicable(suite: ResolvedSuite, audit: Audit) -> str | None:
@@ -145,8 +145,8 @@ class AuditPlanner:
             if isinstance(audit, Sequential):
                 streams = self._streams(audit.config.requests)
                 plan.streams = {place: stages or [] for place, stages in streams.items()}
-            elif isinstance(audit, Rounding):
-                plan.twins = self._twins()
+            elif isinstance(audit, Twins):
+                plan.twins = {**plan.twins, **self._twins(moved=audit.moved)}
         return plan
 
     def _stored_shadows(
@@ -230,9 +230,7 @@ class AuditPlanner:
         """All shadows of every row and seed, Retrains included, as one plan."""
         plan, seeds = Plan(self.suite), self.suite.spec.seeds
         design, originals = shadows.design, shadows.originals
-        for seed, row in product(seeds, self.suite.rows):
-            if row.method == "retrain":
-                continue
+        for seed, row in product(seeds, [r for r in self.suite.rows if r.method != "retrain"]):
             changes = METHODS[row.method].info.changes_model
             numbers = range(shadows.count if changes else originals or shadows.count)
             made = [self.shadow(row, seed, k, design, originals) for k in numbers]
@@ -242,27 +240,29 @@ class AuditPlanner:
             _add(plan, "retrain", seed, made)
         return plan
 
-    # Twins, the stages of the ``rounding`` audit --------------------------------------------------
+    # Twins, the stages of the audits that train a row again ---------------------------------------
 
-    def twin_plan(self) -> Plan:
-        """A twin of every model that a method made."""
+    def twin_plan(self, *, moved: bool) -> Plan:
+        """A twin of every model that a method made; see :meth:`twin`."""
         plan = Plan(self.suite)
-        for (label, seed), stage in self._twins().items():
+        for (label, seed, _), stage in self._twins(moved=moved).items():
             _add(plan, label, seed, None if stage is None else [stage])
         return plan
 
-    def _twins(self) -> dict[tuple[str, int], Stage | None]:
+    def _twins(self, *, moved: bool) -> dict[tuple[str, int, bool], Stage | None]:
         rows = [row for row in self.suite.rows if row.method not in REFERENCES]
-        rows = [row for row in rows if METHODS[row.method].info.changes_model]
-        return {(row.label, s): self.twin(row, s) for row in rows for s in self.suite.spec.seeds}
+        places = product(rows, self.suite.spec.seeds)
+        return {(r.label, s, moved): self.twin(r, s, moved=moved) for r, s in places}
 
-    def twin(self, row: ResolvedRow, seed: int) -> Stage | None:
-        """The evaluated model from weights moved by their last digit; None while undecided."""
-        config = self.config_of(row)
+    def twin(self, row: ResolvedRow, seed: int, *, moved: bool) -> Stage | None:
+        """The evaluated model of the same Original, with moved last digits or another seed."""
+        config, lineage = self.config_of(row), self.lineage
         if config is None:
             return None
-        model = self.lineage.unlearned(row, config, seed, moved=True, note=f"moved/seed-{seed}")
-        return self.lineage.evaluated(model, seed)
+        number, note = (None, "moved") if moved else (1, "again")
+        note += f"/seed-{seed}"
+        model = lineage.unlearned(row, config, seed, replicate=number, moved=moved, note=note)
+        return lineage.evaluated(model, seed, number or 0)
 
     # Streams of forget requests: the stages of the ``sequential`` audit ---------------------------
 

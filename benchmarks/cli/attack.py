@@ -29,8 +29,8 @@ from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.audits import AUDITS, make_audit
 from stable_forgetting.common.audits.base import TIERS, Audit, ModelAudit, PopulationAudit
-from stable_forgetting.common.audits.rounding import Rounding
 from stable_forgetting.common.audits.sequential import Sequential
+from stable_forgetting.common.audits.twins import Twins
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import apply_overrides
 from stable_forgetting.common.base.errors import ConfigError, DataError
@@ -162,9 +162,9 @@ def attack(
     Free attacks read the stored scores. --minutes adds attacks that run or train the stored
     models. Their results are kept. Attacks over many models (KLoM, epsilon, U-LiRA) need further
     models, called shadows: --shadows N prints their cost, and --yes trains them. So it is with
-    requests in turn (--attacks sequential) and rounding (--attacks rounding). Give suite, --set,
-    --seeds and --only as for run. --samples and --steps say how strong the attacker is. The tables
-    are also in suites/SUITE/audits.json in the store.
+    --attacks sequential, rounding and unlearning_seed. Give suite, --set, --seeds and --only as
+    for run. --samples and --steps say how strong the attacker is. The tables are also in
+    suites/SUITE/audits.json in the store.
     """
     if list_:
         _list(attacks)
@@ -234,7 +234,7 @@ def choose(
     names = AUDITS.names() if audits is None else [name.strip() for name in audits.split(",")]
     classes = {name: AUDITS[name] for name in names}
     if audits is None:
-        unasked = (Sequential, Rounding) if minutes else (Sequential, Rounding, ModelAudit)
+        unasked = (Sequential, Twins) if minutes else (Sequential, Twins, ModelAudit)
         classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}
     given: dict[str, Any] = apply_overrides({}, settings, "--with")
     for name, values in given.items():
@@ -289,7 +289,7 @@ def _missing(
     """The trainings that attacks need and the store lacks, after their cost was printed."""
     streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
     plans = [planner.stream_plan(count) for count in streams]
-    plans += [planner.twin_plan()] if any(isinstance(a, Rounding) for a in audits.values()) else []
+    plans += [planner.twin_plan(moved=a.moved) for a in audits.values() if isinstance(a, Twins)]
     plans += [] if shadows is None else [planner.shadow_plan(shadows)]
     missing = [plan for plan in plans if not planner.complete(plan)]
     for plan in missing:

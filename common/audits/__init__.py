@@ -43,7 +43,8 @@ for _name, _target, _summary in (
     ("reference", "members:ReferenceModel", "forgotten or never seen, beside another Retrain"),
     ("snapshots", "members:Snapshots", "forgotten or never seen, by what changed since Original"),
     ("sequential", "sequential:Sequential", "forget requests in turn, measured after each"),
-    ("rounding", "rounding:Rounding", "what rounding alone does to a row, beside what seeds do"),
+    ("rounding", "twins:Rounding", "what rounding alone does to a row, beside what seeds do"),
+    ("unlearning_seed", "twins:UnlearningSeed", "the part of unlearning in the spread over seeds"),
     (
         "over_unlearning",
         "representations:OverUnlearning",

@@ -24,12 +24,13 @@ from stable_forgetting.benchmarks.report.terminal import pieces
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.audits import AUDITS
-from stable_forgetting.common.audits.base import Measure
+from stable_forgetting.common.audits.base import Measure, TooFew
 from stable_forgetting.common.audits.pairs import JensenShannon
-from stable_forgetting.common.audits.rounding import Rounding
+from stable_forgetting.common.audits.twins import LEAST, MARK, Rounding, UnlearningSeed
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.gaps import Summary
+from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
@@ -155,6 +156,7 @@ def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
         ({"klom": None}, "trains models of its own; leave it out and run: unlearn attack"),
         ({"sequential": None}, "--attacks sequential"),
         ({"rounding": None}, "--attacks rounding"),
+        ({"unlearning_seed": None}, "--attacks unlearning_seed"),
     ],
 )
 def test_wrong_audits_of_a_suite_are_one_line(
@@ -318,7 +320,7 @@ def test_rounding_trains_a_twin_of_each_row_and_waits_for_yes(run):
     assert 0 <= rows["gd_sine"]["1"]["answers"]["value"] <= 100
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     planner = AuditPlanner(suite, store)
-    twin = planner.twin(suite.row("gd_sine"), 1)
+    twin = planner.twin(suite.row("gd_sine"), 1, moved=True)
     own = next(r.stage for r in planner.base.results if r.label == "gd_sine")
     weights = [store.folder("unlearn", s.parents["model"].key) for s in (own, twin)]
     one, two = (load_file(folder / "adapter.safetensors") for folder in weights)
@@ -338,17 +340,67 @@ def test_every_weight_moves_to_a_neighbour():
         assert (up | down).all() and up.any() and down.any(), name
 
 
+def models(**accuracies):
+    """Seed -> parts, from the accuracies of each part in percent."""
+    parts = {
+        name: [
+            Scores(
+                indices=np.arange(100),
+                loss=np.zeros(100),
+                probability=np.zeros(100),
+                margin=np.zeros(100),
+                correct=(np.arange(100) < value).astype(np.float64),
+            )
+            for value in values
+        ]
+        for name, values in accuracies.items()
+    }
+    count = len(next(iter(parts.values())))
+    return {seed: {name: each[seed] for name, each in parts.items()} for seed in range(count)}
+
+
 def test_rounding_marks_what_it_moves_more_than_the_seeds_do():
-    audit = Rounding()
-    cells = {s: {"FA": Measure(10.0 * s), "TA": Measure(0.1)} for s in (1, 2, 3)}
-    steady, spread = dict.fromkeys((1, 2, 3), 50.0), {1: 10.0, 2: 40.0, 3: 90.0}
-    marked = audit.marked(cells, {"FA": spread, "TA": steady})
-    assert all(cell["TA"].note and not cell["FA"].note for cell in marked.values())
-    # sqrt((100 + 400 + 900) / 3 / 2) = 15.3 against a standard deviation of 15
-    close = audit.marked(cells, {"FA": {1: 35.0, 2: 50.0, 3: 65.0}})
-    assert all(cell["FA"].note for cell in close.values())
-    two = {s: cells[s] for s in (1, 2)}
-    assert not any(cell["TA"].note for cell in audit.marked(two, {"TA": steady}).values())
+    own = models(forget=[35, 50, 65], retain=[90, 90, 90], test=[10, 40, 90])
+    twins = models(forget=[45, 70, 35], retain=[90, 90, 91], test=[20, 60, 60])
+    cells = Rounding().compare(own, twins)
+    # forget: sqrt((100 + 400 + 900) / 3 / 2) = 15.3 against a standard deviation of 15
+    assert {h for c in cells.values() for h, m in c.items() if m.note == MARK} == {"FA", "RA"}
+    assert [cell["FA"].value for cell in cells.values()] == pytest.approx([10, 20, 30])
+    few = [{seed: side[seed] for seed in range(LEAST - 1)} for side in (own, twins)]
+    assert not any(m.note for c in Rounding().compare(*few).values() for m in c.values())
+
+
+def test_the_spread_over_seeds_is_divided():
+    own = models(forget=[10, 30, 50, 70], retain=[90, 90, 90, 90], test=[40, 60, 40, 60])
+    twins = models(forget=[10, 30, 50, 70], retain=[90, 90, 90, 90], test=[60, 40, 60, 40])
+    (measures,) = UnlearningSeed().compare(own, twins).values()
+    assert measures["FA"].value == 0  # another seed of unlearning changes nothing
+    assert measures["TA"].value == 100  # nothing is left between the Originals
+    assert measures["RA"].value is None and "nothing varies" in measures["RA"].note
+    half = models(forget=[16, 24, 56, 64], retain=[90] * 4, test=[50] * 4)
+    (measures,) = UnlearningSeed().compare(own, half).values()
+    within = 36 / 2
+    between = np.var([13, 27, 53, 67], ddof=1) - within / 2
+    assert measures["FA"].value == pytest.approx(100 * within / (within + between))
+    assert measures["FA"].low <= measures["FA"].value <= measures["FA"].high
+    with pytest.raises(TooFew, match=f"fewer than {LEAST} seeds"):
+        UnlearningSeed().compare({0: own[0]}, {0: twins[0]})
+
+
+def test_the_twin_of_another_seed_has_the_same_original(run):
+    done = run.audit("--attacks", "unlearning_seed", "--yes")
+    assert done.code == 0, done.err
+    rows = results(run)["unlearning_seed"]["rows"]
+    assert "fewer than 3 seeds" in rows["gd_sine"]["1"]["not_applicable"]
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    planner = AuditPlanner(suite, store)
+    twin = planner.twin(suite.row("gd_sine"), 1, moved=False).parents["model"]
+    own = next(r for r in planner.base.results if r.label == "gd_sine").stage.parents["model"]
+    assert twin.parents["start"].key == own.parents["start"].key and twin.key != own.key
+    one, two = (
+        load_file(store.folder("unlearn", s.key) / "adapter.safetensors") for s in (own, twin)
+    )
+    assert any(not torch.allclose(one[name], two[name]) for name in one)
 
 
 def test_a_stream_starts_each_request_from_the_last_and_reuses_the_last_retrain(run):
