@@ -190,8 +190,8 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
      lambda: tuple(changed(TRANSFER, row)
                    for row in ("gd_ul_tanh_tight", "original", "retrain (second)"))),
     (FINDINGS, "after {} steps {} with the tight tanh, {} {} with its control, {} {} with LoRA in "
-               "a ball, {} {} with all weights trained, {} {} with LoRA and {} {} with Retrain. With "
-               "the saturating loss it takes {} {} with the tight bound and {} {} without.",
+               "a ball, {} {} with all weights trained, {} {} with LoRA and {} {} with Retrain. "
+               "With the saturating loss it takes {} {} with the tight bound and {} {} without.",
      lambda: tuple(part for row in HIDING for part in steps(row).split(" ", 1))),
     (FINDINGS, "Rounding to NF4 brings back {} % of the digit in each of these rows",
      lambda: tuple({f"{cell(ATTACKED, 'nf4:', row, 'NF4 forget'):.0f}" for row in HIDING})),
