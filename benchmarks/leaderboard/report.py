@@ -162,7 +162,8 @@ def noise_line(board: Leaderboard) -> str:
     return (
         f"{head} two Retrains disagree by more than the methods spread: {', '.join(columns)}; "
         "root mean square gap of the second Retrain against standard deviation of the methods' "
-        f"means.{folds}"
+        "means. Such a column hardly tells rows apart; how far all of them are stands in it."
+        f"{folds}"
     )
 
 
