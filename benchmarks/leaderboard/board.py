@@ -24,6 +24,10 @@ FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
 """(label, replicate) -> seed -> record."""
 
 
+Noisy = Mapping[str, tuple[float, float]]
+"""Metric -> how far two Retrains lie apart in it, and how far the methods' means spread."""
+
+
 class Worst(NamedTuple):
     """The column in which a row is furthest: its distance over the second Retrain's."""
 
@@ -135,6 +139,8 @@ class Leaderboard:
         forgotten: Forget samples of every fold; None where its split is not made.
         tuned_on: What the trials were scored on, in words; empty without tuning.
         sweep: What the cells of the suite's grid say; None without a grid.
+        noisy: Columns in which two Retrains disagree by more than the methods spread; they weigh
+            nothing, unless they are all.
         pooled: The floor over all seeds of the protocol in the store, this suite's among them.
     """
 
@@ -157,6 +163,7 @@ class Leaderboard:
     forgotten: tuple[int | None, ...] = ()
     tuned_on: str = ""
     sweep: Sweep | None = None
+    noisy: Noisy = field(default_factory=dict)
     pooled: Floor = field(default_factory=lambda: Floor((), None))
 
     def stage(self, label: str, record: RunRecord) -> Placed:

@@ -18,6 +18,7 @@ from stable_forgetting.benchmarks.paper.report import published_json
 from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.benchmarks.sweeps.board import to_json as sweep_json
 from stable_forgetting.common.measure.gaps import Summary, gap
+from stable_forgetting.common.measure.rules import GapRule
 from stable_forgetting.common.train.tracking import flat
 
 
@@ -99,7 +100,11 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "digest": board.digest,
         "kind": "measured",
         "complete": board.complete,
-        "distance": {"title": board.rule.title, "unit": board.rule.unit},
+        "distance": {
+            "title": board.rule.title,
+            "unit": board.rule.unit,
+            **_weights(board),
+        },
         "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},
         "pooled_floor": None if pooled is None else vars(pooled),
         "rows": [_row(row) for row in board.rows],
@@ -111,6 +116,13 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         **({"folds": folds_json(board)} if board.suite.spec.folds else {}),
         **({"sweep": sweep_json(board.sweep)} if board.sweep else {}),
     }
+
+
+def _weights(board: Leaderboard) -> dict[str, Any]:
+    """What each column counts for in the distance; nothing of a rule of goals."""
+    if not isinstance(board.rule, GapRule):
+        return {}
+    return {"weights": {**dict.fromkeys(board.noisy, 0.0), **board.rule.weights()}}
 
 
 def _row(row: BoardRow) -> dict[str, Any]:

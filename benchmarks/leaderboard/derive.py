@@ -11,7 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from stable_forgetting.benchmarks.audits.report import audit_tables
 from stable_forgetting.benchmarks.audits.stored import StoredPlan, stored_plan
-from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords, Leaderboard
+from stable_forgetting.benchmarks.leaderboard.board import (
+    BoardRow,
+    FinalRecords,
+    Leaderboard,
+    Noisy,
+)
 from stable_forgetting.benchmarks.leaderboard.folds import forgotten
 from stable_forgetting.benchmarks.leaderboard.judge import (
     Judge,
@@ -55,24 +60,26 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     plan = stored_plan(suite, store)
     board = _board(suite, store, plan)
     folds = zip(suite.folds, plan.folds, strict=True)
-    board.folds = [_board(fold, store, of_fold) for fold, of_fold in folds]
+    board.folds = [_board(fold, store, of_fold, board.noisy) for fold, of_fold in folds]
     board.missing += sum(fold.missing for fold in board.folds)
     board.forgotten = forgotten(suite, store, plan)
-    board.pooled = _pooled_floor(suite, store, plan)
+    board.pooled = _pooled_floor(suite, store, plan, board.noisy)
     return board
 
 
-def _pooled_floor(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Floor:
+def _pooled_floor(suite: ResolvedSuite, store: StageStore, plan: StoredPlan, noisy: Noisy) -> Floor:
     """The floor over every pair of Retrains of this protocol in the store."""
     finals = _read(suite, store, plan.pooled, ())[0]
     try:
         _check_one_data_set([r for of_row in finals.values() for r in of_row.values()])
     except DataError:  # those seeds saw other data
         return Floor((), None)
-    return _floor(Judge(suite, finals))
+    return _floor(Judge(suite, finals, noisy))
 
 
-def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderboard:
+def _board(
+    suite: ResolvedSuite, store: StageStore, plan: StoredPlan, noisy: Noisy | None = None
+) -> Leaderboard:
     finals, missing = _read(suite, store, plan.results, plan.probes)
     stages = {
         (r.label, r.replicate, r.seed): r.stage
@@ -81,7 +88,7 @@ def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderb
     }
     records = [(label, finals[label, replicate][seed]) for label, replicate, seed in stages]
     sizes = _sizes(stages, store)
-    board = derive(suite, records, sizes, plan.inapplicable)
+    board = derive(suite, records, sizes, plan.inapplicable, noisy=noisy)
     board.trials, open_trials = read_trials(suite, plan, store)
     unsplit = len({seed for _, _, seed in stages} - sizes.keys())
     board.missing = plan.waiting + missing + open_trials + unsplit
@@ -143,6 +150,7 @@ def derive(
     inapplicable: Mapping[str, str] | None = None,
     *,
     digest: str = "",
+    noisy: Noisy | None = None,
 ) -> Leaderboard:
     """The table of records, whoever measured them.
 
@@ -152,9 +160,10 @@ def derive(
         sizes: Seed -> samples in the forget set.
         inapplicable: Row label -> why it says nothing about the benchmark.
         digest: What tells the table apart; the suite's own when empty.
+        noisy: Columns that weigh nothing, as another table decided; of these records when absent.
     """
     _check_one_data_set([record for _, record in records])
-    judge = Judge(suite, finals_of(records))
+    judge = Judge(suite, finals_of(records), noisy)
     rows = []
     for row in suite.rows:
         by_seed = judge.finals.get((row.label, 0), {})
@@ -178,6 +187,7 @@ def derive(
         list(records),
         sizes,
         digest or suite_digest(suite),
+        noisy=judge.noisy,
     )
 
 
@@ -273,7 +283,8 @@ def _row(label: str, method: str, by_seed: Mapping[int, RunRecord], judge: Judge
     for name in row.metrics if paired else ():
         row.gaps |= _summary(name, [gap(a, b, name) for a, b in paired.values()])
     for column in judge.rule.also if paired else ():
-        values = [derived(a, b, column, judge.rule.metrics) for a, b in paired.values()]
+        over = judge.rule.metrics, judge.rule.kept
+        values = [derived(a, b, column, *over) for a, b in paired.values()]
         row.derived |= _summary(column.name, values)
     judge.judge(row, {seed: record.metrics for seed, record in good.items()})
     row.dynamics = _means([record.dynamics for record in good.values()])

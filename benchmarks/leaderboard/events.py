@@ -47,7 +47,7 @@ def export_events(board: Leaderboard, root: Path) -> None:
 
 def read_runs(board: Leaderboard, store: StageStore) -> dict[str, Run]:
     """``ROW/seed-N`` -> the finished run, with its curves and final values."""
-    judge = Judge(board.suite, finals_of(board.records))
+    judge = Judge(board.suite, finals_of(board.records), board.noisy)
     runs: dict[str, Run] = {}
     for label, record in board.records:
         model = board.stage(label, record).parents["model"]

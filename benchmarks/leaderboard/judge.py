@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from dataclasses import replace
+from statistics import fmean, stdev
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from stable_forgetting.benchmarks.leaderboard.board import (
     BoardRow,
     Comparison,
     FinalRecords,
+    Noisy,
     Rank,
     Trial,
     Worst,
@@ -24,7 +27,7 @@ from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import (
     PairedDifference,
-    gap,
+    charged_gap,
     paired_difference,
     summarise,
 )
@@ -63,14 +66,20 @@ class Judge:
 
     Attributes:
         finals: Records of all final models.
+        rule: The benchmark's, without the columns that weigh nothing in this table.
+        noisy: See :func:`noisy_columns`; of these records where none are given.
         answers: Metrics that are distances per sample to Retrain themselves.
         references: Seed -> metrics of its reference models.
     """
 
-    def __init__(self, suite: ResolvedSuite, finals: FinalRecords):
+    def __init__(self, suite: ResolvedSuite, finals: FinalRecords, noisy: Noisy | None = None):
         benchmark = BENCHMARKS[suite.spec.benchmark]
         self.suite, self.finals = suite, finals
         self.rule, self.answers = benchmark.gap_of(suite.protocol), benchmark.answer_metrics
+        self.noisy = noisy_columns(self) if noisy is None else noisy
+        if self.noisy:
+            weighing = tuple(name for name in self.rule.metrics if name not in self.noisy)
+            self.rule = replace(self.rule, metrics=weighing or self.rule.metrics)
         self._sets = rule_sets(suite.spec)
         by_role = {role: self.of(role) for role in ROLES}
         self.references: Mapping[int, References] = defaultdict(
@@ -110,6 +119,35 @@ class Judge:
             for axis in self.rule.axes:
                 values = [math.fsum(p.get(m, 0.0) for m in axis.weights) for p in parts]
                 row.derived[axis.name] = summarise([len(self.rule.axes) * v for v in values])
+
+
+def noisy_columns(judge: Judge) -> Noisy:
+    """The columns of a table in which two Retrains disagree by more than its methods spread.
+
+    Returns:
+        Metric -> the root mean square gap of the second Retrain to the first, and the standard
+        deviation of the methods' means.  Nothing without a second Retrain, of fewer than two
+        methods, and where the benchmark's rule does not ask for it.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for metric in judge.rule.metrics if judge.rule.drops_noise else ():
+        gaps = _in_column(judge.of("retrain", 1), judge, metric)
+        means = [
+            fmean(values)
+            for row in judge.suite.rows
+            if row.method not in REFERENCES and (values := _values(judge, row.label, metric))
+        ]
+        if gaps and len(means) > 1:
+            apart, spread = math.sqrt(fmean(value**2 for value in gaps)), stdev(means)
+            found |= {metric: (apart, spread)} if apart > spread else {}
+    return found
+
+
+def _values(judge: Judge, label: str, metric: str) -> list[float]:
+    """A row's values of a metric on the seeds that did not diverge, as far as they are known."""
+    records = judge.finals.get((label, 0), {}).values()
+    found = [record.metrics.get(metric) for record in records if record.status == "ok"]
+    return [value for value in found if value is not None]
 
 
 # Verdicts -----------------------------------------------------------------------------------------
@@ -176,14 +214,13 @@ def _answers(members: Sequence[Row], name: str) -> np.ndarray | None:
 
 
 def _distances(members: Sequence[Row], judge: Judge) -> np.ndarray | None:
-    """(K + 1, K + 1) distances between the members of a seed; None if one is unknown."""
+    """(K + 1, K + 1) distances from each member of a seed to the others; None if one is unknown."""
     matrix = np.zeros((len(members), len(members)))
-    for i, ours in enumerate(members):
-        for j in range(i):
-            distance = judge.rule.distance(ours, References(retrain=members[j]), trial=False)
-            if distance is None:
-                return None
-            matrix[i, j] = matrix[j, i] = distance
+    for i, j in itertools.permutations(range(len(members)), 2):
+        distance = judge.rule.distance(members[i], References(retrain=members[j]), trial=False)
+        if distance is None:
+            return None
+        matrix[i, j] = distance
     return matrix
 
 
@@ -213,15 +250,17 @@ def add_worst(rows: Sequence[BoardRow], judge: Judge) -> None:
     A mean such as AG4 hides a column behind the others, and counts points of a column in which two
     Retrains agree like points of one in which they do not.  To both distances the smallest one of
     the column is added: where two Retrains agree to the last sample, a row is as many times as far
-    as it differs by samples, and not infinitely far.
+    as it differs by samples, and not infinitely far.  A column of which a row has lost nothing, and
+    of which more is no fault, is not its worst.
     """
     second = judge.of("retrain", 1)
     if judge.rule.goals or not second:
         return
+    kept = judge.rule.kept
     for metric in (*judge.rule.metrics, *judge.answers):
-        floor = _in_column(second, judge, metric)
+        floor = _in_column(second, judge, metric, kept)
         of_rows = {
-            row.label: _in_column(judge.finals.get((row.label, 0), {}), judge, metric)
+            row.label: _in_column(judge.finals.get((row.label, 0), {}), judge, metric, kept)
             for row in rows
         }
         known = [value for values in (floor, *of_rows.values()) for value in values]
@@ -233,19 +272,25 @@ def add_worst(rows: Sequence[BoardRow], judge: Judge) -> None:
             values = of_rows[row.label]
             if row.method == "retrain" or row.diverged or not values:
                 continue
+            if metric in kept and not any(values):
+                continue
             found = Worst((fmean(values) + step) / unit, metric)
             row.worst = found if row.worst is None else max(row.worst, found)
 
 
-def _in_column(records: Mapping[int, RunRecord], judge: Judge, metric: str) -> list[float]:
+def _in_column(
+    records: Mapping[int, RunRecord], judge: Judge, metric: str, kept: Sequence[str] = ()
+) -> list[float]:
     """Distances to the seed's Retrain in one column; nothing where one of them is unknown."""
     targets, itself = judge.of("retrain"), metric in judge.answers
     found = [
-        record.metrics.get(metric) if itself else gap(record.metrics, targets[seed].metrics, metric)
+        record.metrics.get(metric)
+        if itself
+        else charged_gap(record.metrics, targets[seed].metrics, metric, kept)
         for seed, record in records.items()
         if seed in targets
     ]
-    known = [abs(value) for value in found if value is not None]
+    known = [value for value in found if value is not None]
     return known if len(known) == len(found) else []
 
 

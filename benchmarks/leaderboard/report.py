@@ -69,6 +69,7 @@ def _of_rows(board: Leaderboard) -> list[Section]:
             text=(
                 floor_line(board),
                 *calibration_lines(board),
+                noise_line(board),
                 share_line(board),
                 saturation_line(board),
                 disagreement_line(board),
@@ -143,6 +144,26 @@ def floor_line(board: Leaderboard) -> str:
     return (
         f"Noise floor ({board.rule.title} of a second Retrain against the first): "
         f"{spread(own)} [{seeds}]{axes}.{over}"
+    )
+
+
+def noise_line(board: Leaderboard) -> str:
+    """Which columns weigh nothing, as two Retrains disagree in them; empty where none does."""
+    if not board.noisy:
+        return ""
+    columns = [
+        f"{board.specs[name].title} ({apart:.1f} against {spread:.1f})"
+        for name, (apart, spread) in board.noisy.items()
+    ]
+    head = f"Weighs nothing in {board.rule.title}, max gap and worst, as"
+    if set(board.noisy) >= set(board.rule.metrics):
+        head = "All columns weigh, although in each of them"
+    folds = " The last fold decides for all folds." if board.suite.spec.folds else ""
+    return (
+        f"{head} two Retrains disagree by more than the methods spread: {', '.join(columns)}; "
+        "root mean square gap of the second Retrain against standard deviation of the methods' "
+        "means. Such a column hardly tells rows apart; how far all of them are stands in it."
+        f"{folds}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from stable_forgetting.common.measure.verdict import MARGIN, Word
 
 NARROW_COLUMNS = 4
 DISTANCE = "is the distance that orders the rows"
-CRITERIA = "says whether a published rule holds, or which of its criteria fail"
+CRITERIA = "says whether a rule holds, or which of its criteria fail on how many seeds"
 MARKS: Mapping[Word, str] = {
     "different": "≠",
     "indistinguishable": "≈",
@@ -122,11 +123,14 @@ def _steps_cell(row: BoardRow) -> str:
 
 
 def _criteria_cell(row: BoardRow, name: str) -> str:
-    """``pass``, or the criteria that fail on some seed; unknown where one is."""
+    """``pass``, or the criteria that fail on some seed and on how many; unknown where one is."""
     seeds = row.criteria.get(name, {}).values()
-    failed = {rule for criteria in seeds for rule, holds in criteria.items() if holds is False}
+    failed = Counter(
+        rule for criteria in seeds for rule, holds in criteria.items() if holds is False
+    )
     if failed:
-        return f"fails {', '.join(sorted(failed))}"
+        counts = (f"{rule} {failed[rule]}/{len(seeds)}" for rule in sorted(failed))
+        return f"fails {', '.join(counts)}"
     passes = all(holds is True for criteria in seeds for holds in criteria.values())
     return "pass" if seeds and passes and not row.diverged else MISSING
 

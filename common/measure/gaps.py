@@ -45,14 +45,19 @@ def gap(row: Row, target: Row, metric: str) -> float | None:
     return None if ours is None or theirs is None else ours - theirs
 
 
-def _distances(row: Row, target: Row, metrics: Sequence[str]) -> list[float] | None:
-    gaps = _complete([gap(row, target, metric) for metric in metrics])
-    return None if gaps is None else [abs(value) for value in gaps]
+def charged_gap(row: Row, target: Row, metric: str, kept: Sequence[str] = ()) -> float | None:
+    """What a gap counts for: its size, or of a metric in ``kept`` what is lost and no surplus."""
+    signed = gap(row, target, metric)
+    if signed is None:
+        return None
+    return max(0.0, -signed) if metric in kept else abs(signed)
 
 
-def average_gap(row: Row, target: Row, metrics: Sequence[str]) -> float | None:
-    """AG: mean absolute gap to the retrained model over ``metrics``, in percentage points."""
-    distances = _distances(row, target, metrics)
+def average_gap(
+    row: Row, target: Row, metrics: Sequence[str], kept: Sequence[str] = ()
+) -> float | None:
+    """AG: mean charged gap to the retrained model over ``metrics``, in percentage points."""
+    distances = _complete([charged_gap(row, target, metric, kept) for metric in metrics])
     return None if distances is None else _FORMULAS["mean"](distances)
 
 
@@ -61,12 +66,15 @@ _FORMULAS: Mapping[str, Callable[[list[float]], float]] = {
     "max": max,
     "tow": lambda distances: math.prod(1 - value / 100 for value in distances),
 }
-"""Of absolute gaps: their mean, the largest, and the tug of war (RUM, Zhao et al., 2024)."""
+"""Of charged gaps: their mean, the largest, and the tug of war (RUM, Zhao et al., 2024)."""
 
 
-def derived(row: Row, target: Row, column: GapColumn, metrics: Sequence[str]) -> float | None:
+def derived(
+    row: Row, target: Row, column: GapColumn, metrics: Sequence[str], kept: Sequence[str] = ()
+) -> float | None:
     """The value of a further column: its formula over its own metrics, or over ``metrics``."""
-    distances = _distances(row, target, column.metrics or metrics)
+    own = column.metrics or metrics
+    distances = _complete([charged_gap(row, target, metric, kept) for metric in own])
     return None if distances is None else _FORMULAS[column.formula](distances)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stable_forgetting.common.measure.gaps import average_gap, gap
+from stable_forgetting.common.measure.gaps import average_gap, charged_gap
 from stable_forgetting.common.measure.goal import Goal, References, Role
 from stable_forgetting.common.measure.metric import MAX_GAP, GapColumn, Row
 
@@ -55,7 +55,8 @@ class GapRule:
     """How far a row is from Retrain, in one number: what orders a table and what tuning minimises.
 
     Attributes:
-        metrics: All in one unit; AG is the mean of their absolute gaps, or of the axes'.
+        metrics: All in one unit; AG is the mean of their charged gaps, or of the axes'. A
+            gap is charged with its size, but for those in :attr:`kept`.
         trial: The same for tuning: nothing that reads test data.
         title: Head of AG's column.
         words: The formula, for legends.
@@ -65,6 +66,9 @@ class GapRule:
         axes: Where there are any, AG is the mean of their distances, so that an axis of many
             metrics does not outvote one of few.
         unit: Of AG.
+        kept: Metrics of which more than Retrain's is no fault: only what is lost counts.
+        drops_noise: Whether a column in which two Retrains disagree by more than the methods of a
+            table spread weighs nothing in that table; for rules without axes.
     """
 
     needs: ClassVar[frozenset[Role]] = frozenset({"retrain"})
@@ -78,9 +82,14 @@ class GapRule:
     also: tuple[GapColumn, ...] = (MAX_GAP,)
     axes: tuple[Axis, ...] = ()
     unit: str = "points"
+    kept: tuple[str, ...] = ()
+    drops_noise: bool = False
+
+    def __post_init__(self) -> None:
+        assert not (self.drops_noise and self.axes), "columns of an axis share its weight"
 
     def weights(self, *, trial: bool = False) -> dict[str, float]:
-        """Metric -> what its absolute gap counts for in AG; they add up to 1.
+        """Metric -> what its charged gap counts for in AG; they add up to 1.
 
         An axis of which nothing is measured is left out; its others share its weight.
         """
@@ -100,20 +109,21 @@ class GapRule:
         """Metric -> its part of AG, which is their sum; None while a side is unknown."""
         parts = {}
         for metric, weight in self.weights(trial=trial).items():
-            distance = gap(row, references.retrain or {}, metric)
+            distance = charged_gap(row, references.retrain or {}, metric, self.kept)
             if distance is None:
                 return None
-            parts[metric] = weight * abs(distance)
+            parts[metric] = weight * distance
         return parts
 
     def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
-        """AG: the mean absolute gap to Retrain; in a trial over :attr:`trial`."""
+        """AG: the mean charged gap to Retrain; in a trial over :attr:`trial`."""
         if self.axes:
             parts = self.contributions(row, references, trial=trial)
             return None if parts is None else math.fsum(parts.values())
         if references.retrain is None:
             return None
-        return average_gap(row, references.retrain, self.trial if trial else self.metrics)
+        names = self.trial if trial else self.metrics
+        return average_gap(row, references.retrain, names, self.kept)
 
     def order(self, row: RowFacts) -> tuple[float, ...]:
         """By distance."""
@@ -146,6 +156,8 @@ class GoalRule:
     compact: tuple[str, ...] = ()
     also: ClassVar[tuple[GapColumn, ...]] = ()
     axes: ClassVar[tuple[Axis, ...]] = ()
+    kept: ClassVar[tuple[str, ...]] = ()
+    drops_noise: ClassVar[bool] = False
     unit: ClassVar[str] = "points"
 
     @property

@@ -45,7 +45,8 @@ class Evidence:
     """What the verdict on a row rests on.
 
     Attributes:
-        averages: (n, K + 1, K + 1) distances by the benchmark's rule, the model's in row 0.
+        averages: (n, K + 1, K + 1) distances by the benchmark's rule, from the member of the row to
+            that of the column; the model's in row 0.
         resolution: The smallest step of that distance: below it a distance says nothing.
         answers: The same distances per sample, averaged over the samples; None where the scores
             that they take are not there.  Then no row is called indistinguishable.
@@ -113,18 +114,19 @@ def oddness(distances: np.ndarray, resolution: float) -> np.ndarray:
     """(n, K + 1): by how much each member of each seed is further away than the others.
 
     The log of a member's distance to the others, averaged over them, less the same average over
-    the pairs that it is not in; members of a seed add up to 0.  Means of logs are geometric, so
-    that a member drawn at random has the expectation 0 whatever the distribution.
+    the pairs that it is not in, both ways; members of a seed add up to 0.  Means of logs are
+    geometric, so that a member drawn at random has the expectation 0 whatever the distribution.
 
     Args:
-        distances: (n, K + 1, K + 1), symmetric, not negative; K >= 2.
+        distances: (n, K + 1, K + 1), not negative; K >= 2.  Those to and from a member need not be
+            equal: a rule may charge what one lost against the other alone.
         resolution: Added to each: the smallest step, below which a distance says nothing.
     """
     count = distances.shape[-1]
     assert count >= 3 and resolution > 0, "two or more Retrains and a positive resolution"
     logs = np.log(distances + resolution) * ~np.eye(count, dtype=bool)
     own = logs.sum(-1)
-    others = own.sum(-1, keepdims=True) / 2 - own
+    others = (own.sum(-1, keepdims=True) - own - logs.sum(-2)) / 2
     return np.asarray(own / (count - 1) - others / ((count - 1) * (count - 2) / 2))
 
 

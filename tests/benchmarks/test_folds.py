@@ -8,6 +8,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from stable_forgetting.benchmarks.leaderboard import judge as judging
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.report import noise_line
 from stable_forgetting.benchmarks.pipeline.measuring import SPLIT_FILE, read_record
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.resolve import load_suite
@@ -73,6 +76,23 @@ def test_scalability_starts_every_fold_from_one_original(ran):
     assert made["original", 2].key == original.key
     assert made["gd", 1].start.key == made["gd", 2].start.key == original.key
     assert made["gd", 1].key != made["gd", 2].key
+
+
+def test_the_last_fold_decides_what_weighs_in_all(ran, monkeypatch):
+    paths, store = ran
+    suite = load_suite(str(paths["scalability"]))
+    asked = []
+
+    def noisy(judge):
+        asked.append(judge.suite.protocol)
+        return {"forget_log_ratio": (2.0, 1.0)}
+
+    monkeypatch.setattr(judging, "noisy_columns", noisy)
+    board = make_leaderboard(suite, store)
+    assert asked == [suite.protocol], "no fold before it is asked"
+    assert "forget_log_ratio" not in board.rule.metrics
+    assert [fold.rule for fold in board.folds] == [board.rule]
+    assert "The last fold decides for all folds." in noise_line(board)
 
 
 def test_sustainability_goes_on_from_the_fold_before(ran):

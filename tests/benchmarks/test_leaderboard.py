@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -211,6 +212,88 @@ def test_axes_are_columns_and_their_shares_are_told(board_of):
     told = [int(word) for word in re.findall(r"(\d+) %", line)]
     assert len(told) == 5 and told[0] + told[3] == pytest.approx(100, abs=1)
     assert told[1] + told[2] == pytest.approx(told[0], abs=1) and told[3] == told[4]
+
+
+def board_by(board_of, table, **rule):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VisionBenchmark, "gap", replace(VisionBenchmark.gap, **rule))
+        return board_of(table)
+
+
+def test_more_of_what_is_kept_costs_nothing_in_any_column(board_of):
+    table = five(TABLE)
+    for seed, (fa, ra, ta, mia) in table["retrain"].items():
+        table["gd"][seed] = (fa, ra, ta + 30, mia)  # keeps more than Retrain, else its equal
+        table["gd_sine"][seed] = (fa, ra, ta - 30, mia)  # and this one less
+    board = board_by(board_of, table, kept=("ta",))
+    more, less = row(board, "gd"), row(board, "gd_sine")
+    assert more.derived["ag"].mean == more.derived["max_gap"].mean == more.parts["ta"] == 0
+    assert more.gaps["ta"].mean == 30, "printed as it is"
+    assert more.rank.rank == 1 and more.verdict.word != "different"
+    assert more.worst.metric != "ta"
+    assert less.derived["ag"].mean == pytest.approx(7.5) and less.derived["max_gap"].mean == 30
+    assert less.rank.rank == 2 and less.worst.metric == "ta" and less.verdict.word == "different"
+    assert to_json(board)["distance"]["weights"] == dict.fromkeys(board.rule.metrics, 0.25)
+    assert "Shares of AG4 over all methods: UA 0 %, RA 0 %, TA 100 %, MIA 0 %." in markdown.write(
+        sections(board)
+    )
+    assert row(board_of(table), "gd").derived["ag"].mean == pytest.approx(7.5), "else charged"
+
+
+def noisy(table, metric):
+    """The table with 4, 0 and -4 points between both Retrains in one column, in turn."""
+    column = ("fa", "ra", "ta", "mia").index(metric)
+    other = {
+        seed: tuple(v + (4 - 4 * (seed % 3)) * (i == column) for i, v in enumerate(values))
+        for seed, values in table["retrain"].items()
+    }
+    return {**table, "retrain*": other}
+
+
+def test_a_column_in_which_retrains_disagree_more_than_methods_weighs_nothing(board_of):
+    table = noisy(five(TABLE), "mia")
+    board, plain = board_by(board_of, table, drops_noise=True), board_of(table)
+    # MIA: 0, -4, 4, 0, -4 between the Retrains; the methods' means are 30 and 28.96
+    assert board.noisy == {
+        "mia": (pytest.approx(math.sqrt(48 / 5)), pytest.approx(1.04 / math.sqrt(2)))
+    }
+    assert plain.noisy == {} and "mia" in row(plain, "gd").parts
+    weights = {"mia": 0.0, **dict.fromkeys(("ua", "ra", "ta"), pytest.approx(1 / 3))}
+    assert to_json(board)["distance"]["weights"] == weights
+    gd = row(board, "gd")
+    expected = [np.mean([abs(gd_ - re) for gd_, re in zip(table["gd"][s][:3],
+                table["retrain"][s][:3], strict=True)]) for s in range(1, 6)]  # fmt: skip
+    assert list(gd.ag_per_seed.values()) == pytest.approx(expected)
+    assert gd.derived["max_gap"].mean == pytest.approx(2) and gd.worst.metric != "mia"
+    assert board.floor.per_seed == (0, 0, 0, 0, 0)
+    assert gd.metrics["mia"] == row(plain, "gd").metrics["mia"], "printed all the same"
+    written = markdown.write(sections(board))
+    assert (
+        "Weighs nothing in AG4, max gap and worst, as two Retrains disagree by more than the "
+        "methods spread: MIA (3.1 against 0.7)" in written
+    )
+    assert "MIA 0 %" not in written and "Weighs nothing" not in markdown.write(sections(plain))
+
+
+def test_where_every_column_is_noise_all_of_them_weigh(board_of):
+    table = five(TABLE)
+    table["retrain*"] = {
+        seed: tuple(value + 9 for value in values) for seed, values in table["retrain"].items()
+    }
+    board = board_by(board_of, table, drops_noise=True)
+    assert set(board.noisy) == set(board.rule.metrics) == {"ua", "ra", "ta", "mia"}
+    assert "All columns weigh, although in each of them two Retrains" in markdown.write(
+        sections(board)
+    )
+    assert row(board, "gd").derived["ag"].mean == row(board_of(table), "gd").derived["ag"].mean
+
+
+@pytest.mark.parametrize("lacking", ["retrain*", "gd"])
+def test_one_method_or_one_retrain_alone_leaves_all_columns(board_of, lacking):
+    table = noisy(five(TABLE), "mia")
+    left = {label: values for label, values in table.items() if label != lacking}
+    assert board_by(board_of, left, drops_noise=True).noisy == {}
+    assert board_by(board_of, table, drops_noise=True).noisy
 
 
 def test_rank_is_retrain_floor_then_average_gap(board_of):

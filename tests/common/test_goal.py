@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from stable_forgetting.common.measure.gaps import derived, gap
 from stable_forgetting.common.measure.goal import (
     ConstantGoal,
     MeasuredGoal,
     References,
     RetrainGoal,
 )
+from stable_forgetting.common.measure.metric import MAX_GAP
 from stable_forgetting.common.measure.rules import (
     Axis,
     Criterion,
@@ -132,6 +134,23 @@ def test_axes_weigh_the_same_however_many_metrics_they_have():
     assert AXES.distance(row, RETRAINED, trial=True) == pytest.approx(1.5)
     assert AXES.distance({**row, "far": None}, RETRAINED, trial=False) is None
     assert AXES.distance(row, References(), trial=False) is None
+
+
+KEPT = GapRule(metrics=("forgot", "kept"), trial=("forgot",), kept=("kept",))
+
+
+def test_of_a_kept_metric_only_what_is_lost_is_charged():
+    target, row = {"forgot": 10.0, "kept": 60.0}, {"forgot": 14.0, "kept": 90.0}
+    references, lost = References(retrain=target), {**row, "kept": 40.0}
+    assert KEPT.distance(row, references, trial=False) == 2.0
+    assert KEPT.contributions(row, references) == {"forgot": 2.0, "kept": 0.0}
+    assert KEPT.distance(lost, references, trial=False) == 12.0
+    assert KEPT.contributions(lost, references) == {"forgot": 2.0, "kept": 10.0}
+    for own, most in ((row, 4.0), (lost, 20.0)):
+        assert derived(own, target, MAX_GAP, KEPT.metrics, KEPT.kept) == most
+        assert derived(own, target, MAX_GAP, KEPT.metrics) == max(most, abs(own["kept"] - 60))
+    assert gap(row, target, "kept") == 30.0, "the gap that tables print has its sign"
+    assert KEPT.distance({**row, "kept": None}, references, trial=False) is None
 
 
 def test_an_axis_that_lacks_a_metric_keeps_its_weight():

@@ -68,6 +68,28 @@ def test_the_odd_one_is_the_one_with_the_largest_mean_distance():
     assert (oddness(distances, 0.01).argmax(1) == distances.sum(-1).argmax(1)).all()
 
 
+def lost(n: int) -> np.ndarray:
+    """(n, 3, 3) distances of which the ones to and from a member differ: what one lost alone."""
+    points = np.random.default_rng(1).normal(size=(n, 3))
+    return np.maximum(0, points[:, None, :] - points[:, :, None])
+
+
+def test_where_only_what_is_lost_is_charged_every_member_is_asked_alike():
+    made = lost(6)
+    scores = oddness(made, 0.01)
+    assert scores.sum(1) == pytest.approx(0)
+    for order in itertools.permutations(range(3)):
+        swapped = made[:, order][:, :, order]
+        assert oddness(swapped, 0.01) == pytest.approx(scores[:, order]), "no member is special"
+
+
+def test_a_model_that_loses_nothing_is_not_odd():
+    losing = np.array([[[0, 0, 0], [30, 0, 1], [30, 1, 0]]] * 5, float)
+    assert odd_one_out(oddness(losing, 0.01)) > 0.99
+    gaining = losing.transpose(0, 2, 1)
+    assert odd_one_out(oddness(gaining, 0.01)) == pytest.approx(3**-5)
+
+
 @pytest.mark.parametrize(("n", "p"), [(3, 0.037), (5, 0.0041)])
 def test_odd_on_every_seed_is_the_binomial_p(n, p):
     scores = seeds(*[FAR] * n)

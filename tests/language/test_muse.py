@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -426,3 +427,16 @@ def test_a_seed_has_a_set_of_its_own():
 
 def test_metrics_of_nothing_are_none():
     assert set(muse_metrics({}).values()) == {None}
+
+
+def test_what_is_kept_is_charged_in_no_trial():
+    rule, plain = MuseBenchmark.gap, replace(MuseBenchmark.gap, kept=(), drops_noise=False)
+    better = {spec.name: spec.better for spec in MuseBenchmark.metrics}
+    assert {better[name] for name in rule.kept} == {"higher"}
+    assert not set(rule.kept) & set(rule.trial)
+    target = {**RETRAIN, "min_k_auc": 50.0, "forget_accuracy": 20.0, "retain_accuracy": 90.0}
+    row = {name: value + 9 for name, value in target.items()}
+    references = References(retrain=target)
+    assert rule.distance(row, references, trial=True) == 9.0
+    assert plain.distance(row, references, trial=True) == 9.0
+    assert rule.distance(row, references, trial=False) == 0.75 * 9.0

@@ -5,17 +5,22 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from stable_forgetting.benchmarks.leaderboard.derive import derive
+from stable_forgetting.benchmarks.leaderboard.tables import further_table, main_table
+from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.measure.goal import References
+from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.language.data import tdec
 from stable_forgetting.language.data.readers import TextDataConfig
 from stable_forgetting.language.data.tdec import note
@@ -344,3 +349,52 @@ def test_the_suites_say_what_the_protocol_says(name):
             name.removeprefix("tdec-gpt-neo-")
         ]
         assert 100 * share[0] / sum(share) == pytest.approx(published, abs=2e-3)
+
+
+def number(text):
+    return re.fullmatch(r"-?[0-9.]+(e[+-]?[0-9]+)?", text or "") is not None
+
+
+def shipped_board(name):
+    """The table of the runs that were committed."""
+    suite = load_suite(name)
+    lines = csv.DictReader((RESULTS / name / "runs.csv").open(encoding="utf-8"))
+    records = [
+        (
+            line["row"],
+            RunRecord(
+                status=line["status"],
+                benchmark="tdec",
+                benchmark_version=2,
+                protocol={},
+                method=line["method"],
+                method_version=1,
+                params={},
+                seed=int(line["seed"]),
+                metrics={k: float(v) for k, v in line.items() if number(v)},
+            ),
+        )
+        for line in lines
+    ]
+    return derive(suite, records, {})
+
+
+def test_the_main_table_says_what_was_broken_and_leaves_out_what_is_at_chance():
+    board = shipped_board("tdec-small")
+    main, further = main_table(board), further_table(board)
+    for name in ("reasoning mean (first 30 rows) ↑", "dialogue mean (first 20 rows) ↑"):
+        assert name not in main.heads and name in further.heads
+    assert "pile PPL (first 20 rows) ↓" in main.heads
+    own = {
+        label: [r.metrics for of, r in board.records if of == label] for label, _ in board.records
+    }
+    chance = [m["unseen_ma"] for m in own["original"]]
+    level, counts = main.heads.index("level"), {}
+    for cells in main.rows:
+        under = [m["forget_ma"] <= 0.75 * c for m, c in zip(own[cells[0]], chance, strict=True)]
+        counts[cells[0]] = sum(under)
+        said = f"fails over-forgotten {sum(under)}/5" if any(under) else "pass"
+        assert cells[level] == said, cells[0]
+    assert len(set(counts.values())) > 2, "a share tells rows apart that all fail"
+    shown = [*main.heads[2:6], "to threshold ↓"]
+    assert main.narrow.heads[1:] == shown, "what a terminal of 80 characters keeps"
