@@ -28,6 +28,7 @@ from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.goal import Role
+from stable_forgetting.common.measure.rules import TargetRule
 from stable_forgetting.common.store.stages import StageStore
 
 
@@ -111,11 +112,11 @@ def _tuned(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
             return None
         gaps += new
         draws += row.search.more(draws, gaps)
-    best = min(range(len(gaps)), key=gaps.__getitem__)
+    best, rule = min(range(len(gaps)), key=gaps.__getitem__), plan.suite.trial_rule
     if math.isinf(gaps[best]):
         raise ConfigError(
             f"{plan.suite.name}: row '{row.label}': none of its {len(gaps)} trials has a finite "
-            f"gap ({lineage.rule.title}); change its tune.grids or tune.spaces, or set tune: false "
+            f"gap ({rule.title}); change its tune.grids or tune.spaces, or set tune: false "
             "and give params"
         )
     if row.search.tune.after_attack is not None:
@@ -172,9 +173,12 @@ def _shown(attack: ModelAudit, ours: Measures | str, theirs: Measures | str) -> 
 def _trial_references(lineage: Lineage, seed: int) -> dict[Role, Stage]:
     """Role -> evaluated reference model that a trial's distance needs."""
     models = {"original": lineage.original, "retrain": lineage.retrain}
+    rule = lineage.suite.trial_rule
+    part = rule.part if isinstance(rule, TargetRule) else ""
+    split = lineage.split(seed, unseen=part) if part else None
     return {
-        role: lineage.evaluated(models[role](seed), seed, trial=True)
-        for role in sorted(lineage.rule.needs)
+        role: lineage.evaluated(models[role](seed), seed, split=split, trial=True)
+        for role in sorted(rule.needs)
     }
 
 
@@ -202,5 +206,5 @@ def _gap(lineage: Lineage, stages: Mapping[int, Stage]) -> float | None:
         }
         if record is None or None in targets.values():
             return None
-        total += trial_gap(record, references(targets), lineage.rule)
+        total += trial_gap(record, references(targets), lineage.suite.trial_rule)
     return total
