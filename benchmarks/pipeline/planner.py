@@ -24,7 +24,7 @@ from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.benchmarks.suite.tune import SLACK, Draw
 from stable_forgetting.common.audits import make_audit
 from stable_forgetting.common.audits.base import Measures, ModelAudit
-from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.goal import Role
@@ -94,6 +94,7 @@ def _add_final(plan: Plan, lineage: Lineage, row: ResolvedRow, config: Strict) -
 def _tuned(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
     """The chosen config; None while trials are missing."""
     assert row.search is not None
+    _check_stop(plan, row)
     for seed in row.search.tune.seeds:
         for role, stage in _trial_references(lineage, seed).items():
             if not any(result.stage is stage for result in plan.results):
@@ -127,6 +128,17 @@ def _tuned(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
         best = chosen
     plan.chosen[row.label] = best
     return draws[best].config
+
+
+def _check_stop(plan: Plan, row: ResolvedRow) -> None:
+    """Refuses a row that stops at Retrain's values where tuning trains none."""
+    stop = canonical(row.config).get("stop_below")
+    reads = isinstance(stop, Mapping) and "retrain" in stop.values()
+    if reads and isinstance(plan.suite.trial_rule, TargetRule):
+        raise ConfigError(
+            f"{plan.suite.name}: row '{row.label}': stop_below reads Retrain's values, and "
+            "tune.select: without_retrain trains none on the tuning seeds; give numbers"
+        )
 
 
 def _least_shown(

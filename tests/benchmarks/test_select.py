@@ -180,6 +180,14 @@ def test_what_cannot_be_tuned_without_a_retrain_says_so(tiny_suite, over, fault)
         load_suite(str(tiny_suite(methods=ROWS, tune=tune, **over)))
 
 
+def test_a_row_that_stops_at_retrains_value_is_refused(tiny_suite, tmp_path):
+    stopping = {"method": "gd", "params": {"evaluate_epochs": 1, "stop_below": {"fa": "retrain"}}}
+    path = str(tiny_suite(methods={**ROWS, "gd": stopping}, tune=TUNE))
+    assert make_plan(load_suite(path), StageStore(tmp_path)).waiting == ["gd"]
+    with pytest.raises(ConfigError, match=r"row 'gd': stop_below reads Retrain's values.*give num"):
+        make_plan(load_suite(path, [WITHOUT]), StageStore(tmp_path))
+
+
 def test_one_set_of_news_has_no_text_for_tuning_alone(tmp_path):
     path = tmp_path / "two-sets.yaml"
     path.write_text(MUSE)
