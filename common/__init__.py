@@ -17,7 +17,8 @@ What a plugin needs is imported from here alone; each name is loaded when it is 
   ``save_adapter``, ``load_adapter``.
 * Benchmarks: ``Benchmark`` with ``Versions``, ``PARTS`` (each a ``Part`` with a ``Role``),
   ``Scores``, ``MetricSpec``; rules ``GapRule`` (of each ``Axis``) or ``GoalRule`` of
-  ``RetrainGoal``, ``MeasuredGoal``, ``ConstantGoal``; a ``RuleSet`` of ``Criterion``.
+  ``RetrainGoal``, ``MeasuredGoal``, ``ConstantGoal``; a ``TargetRule`` of trials; a ``RuleSet`` of
+  ``Criterion``.
 * Probes and audits: ``PROBES``, ``Probe``, ``ProbeTable``; ``Audit``, ``AuditInfo``.
 * Errors: ``UserError`` and its kinds ``ConfigError``, ``DataError``, ``AccessError``; ``Diverged``.
 """

@@ -39,6 +39,7 @@ from .measure.rules import Criterion as Criterion
 from .measure.rules import GapRule as GapRule
 from .measure.rules import GoalRule as GoalRule
 from .measure.rules import RuleSet as RuleSet
+from .measure.rules import TargetRule as TargetRule
 from .measure.scores import Scores as Scores
 from .methods.base import MethodInfo as MethodInfo
 from .methods.base import UnlearningMethod as UnlearningMethod

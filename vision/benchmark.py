@@ -19,7 +19,7 @@ from stable_forgetting.common.base.seeding import derive, hash_order
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
-from stable_forgetting.common.measure.rules import GapRule
+from stable_forgetting.common.measure.rules import GapRule, TargetRule
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
 from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
 from stable_forgetting.common.protocol.sizes import StandIn, Workload
@@ -36,6 +36,7 @@ from stable_forgetting.vision.metrics import (
     GAP,
     METRICS,
     SWEEP_AXES,
+    WITHOUT_RETRAIN,
     accuracy_metrics,
     vision_metrics,
 )
@@ -206,6 +207,11 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
             decoded=0,
             targets=family_of(model.name).targets,
         )
+
+    @classmethod
+    def without_retrain(cls, config: Any) -> TargetRule | None:
+        """For images of the distribution of the held-out ones, and for classes."""
+        return WITHOUT_RETRAIN.get(config.scenario.kind) if config.data.validation_images else None
 
     @property
     def scenario(self) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.measure.metric import MAX_GAP, GapColumn, MetricSpec, SweepAxes
-from stable_forgetting.common.measure.rules import GapRule
+from stable_forgetting.common.measure.rules import GapRule, TargetRule
 
 if TYPE_CHECKING:
     from stable_forgetting.common.measure.scores import Scores
@@ -40,6 +40,13 @@ GAP = GapRule(
     ),
 )
 """AG is that of SalUn (Fan et al., 2024); in AG2 accuracies do not outvote the attack."""
+
+WITHOUT_RETRAIN = {
+    "random": TargetRule({"fa": "va", "ra": "ra", "va": "va"}),
+    "class": TargetRule({"fa": 0.0, "ra": "ra", "va": "va"}),
+}
+"""Scenario -> the order of trials without a Retrain: forgotten images are to be known as well as
+held-out ones, a forgotten class is not to be named.  The attack has no such target."""
 
 SWEEP_AXES = SweepAxes(
     forgotten="fa",

@@ -268,7 +268,7 @@ def _show_tuning(suite: ResolvedSuite) -> None:
     tune = suite.spec.tune
     if tune is None:
         return
-    title = f"Tuning: {tune.trials} trials per row on seed {', '.join(map(str, tune.seeds))}"
+    title = f"Tuning: {tune.budget} on seed {', '.join(map(str, tune.seeds))}"
     show_words(title, ["rows", "sampler", "from"], [[*source] for source in sources(suite)])
     drawn: dict[str, list[str]] = defaultdict(list)
     for row in suite.rows:

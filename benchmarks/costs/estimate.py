@@ -270,8 +270,9 @@ def _runs(suite: ResolvedSuite, row: ResolvedRow) -> int:
         return len(row.grid.points) * seeds
     tuned = len(spec.tune.seeds) if spec.tune else 0
     if row.method in REFERENCES:
+        tuned = tuned if row.method in suite.trial_rule.needs else 0
         return seeds * (spec.retrains if row.method == "retrain" else 1) + tuned
-    return seeds + (spec.tune.trials * tuned if spec.tune and row.search else 0)
+    return seeds + (row.search.trials * tuned if row.search else 0)
 
 
 # What is shown -----------------------------------------------------------------------------------

@@ -157,9 +157,11 @@ def _tuning(board: Leaderboard) -> dict[str, Any] | None:
     tune = board.suite.spec.tune
     if tune is None:
         return None
+    count = "trials_per_row" if tune.trials else "trials_per_dimension"
     return {
         "seeds": list(tune.seeds),
-        "trials_per_row": tune.trials,
+        count: tune.trials or tune.trials_per_dimension,
+        **({} if tune.select == "retrain" else {"select": tune.select}),
         "sources": [
             {"rows": rows, "sampler": sampler, "from": space}
             for rows, sampler, space in sources(board.suite)

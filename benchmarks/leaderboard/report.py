@@ -35,6 +35,7 @@ from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.benchmarks.suite.tune import SLACK
 from stable_forgetting.benchmarks.sweeps.report import sections as sweep_sections
 from stable_forgetting.common.measure.ranking import shares
+from stable_forgetting.common.measure.rules import TargetRule
 
 
 def sections(board: Leaderboard) -> list[Section]:
@@ -276,11 +277,18 @@ def choice_lines(board: Leaderboard) -> list[str]:
     if tune is None or board.rule.goals:
         return []
     seeds = ", ".join(map(str, tune.seeds))
+    best = f"{tune.trials} trials a row" if tune.trials else tune.budget
+    rule = board.suite.trial_rule
+    if isinstance(rule, TargetRule):
+        return [
+            f"Settings: the best of {best} by held-out forgetting and utility on seed {seeds}, "
+            f"without a Retrain: {rule.words}."
+        ]
     attack = ""
     if tune.after_attack:
         attack = f", and by {tune.after_attack} among those within {SLACK:g} times the smallest"
     return [
-        f"Settings: the best of {tune.trials} trials a row by the distance to the Retrain of seed "
+        f"Settings: the best of {best} by the distance to the Retrain of seed "
         f"{seeds}{attack}. No user has such a Retrain."
     ]
 

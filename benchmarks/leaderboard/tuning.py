@@ -19,6 +19,7 @@ from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.goal import Role
+from stable_forgetting.common.measure.rules import TargetRule
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
@@ -54,7 +55,7 @@ def sources(suite: ResolvedSuite) -> list[tuple[str, str, str]]:
 
 def tuned_on(suite: ResolvedSuite, plan: StoredPlan, store: StageStore) -> str:
     """What the trials of a plan are scored on, in words, as far as its splits are there."""
-    stages = {r.stage.parents["split"].key: r for r in plan.results}
+    stages = {r.stage.parents["split"].key: r for r in plan.results if r.trial != -1}
     forgotten: dict[bool, set[int]] = {True: set(), False: set()}
     parts: dict[str, str] = {}
     role_of = BENCHMARKS[suite.spec.benchmark].role_of
@@ -80,9 +81,12 @@ def tuning_sections(board: Leaderboard) -> list[Section]:
     """Budget, rule of the choice, where the trials came from, and every trial."""
     tune = board.suite.spec.tune
     assert tune is not None
+    rule, against = board.suite.trial_rule, ""
+    if isinstance(rule, TargetRule):
+        against = f", without a Retrain ({rule.words})"
     budget = (
-        f"{tune.trials} trials per row on seed {', '.join(map(str, tune.seeds))}, chosen by the "
-        f"smallest {board.rule.title} there{board.tuned_on}; test data was not scored. The chosen "
+        f"{tune.budget} on seed {', '.join(map(str, tune.seeds))}, chosen by the smallest "
+        f"{rule.title} there{against}{board.tuned_on}; test data was not scored. The chosen "
         "config was then frozen for the seeds above."
     )
     lines = [
@@ -143,14 +147,13 @@ def read_trials(
         if result.trial == -1:
             role: Role = "retrain" if result.label == "retrain" else "original"
             targets.setdefault(result.seed, {})[role] = records[result.stage.key]
-    rule = BENCHMARKS[suite.spec.benchmark].gap_of(suite.protocol)
     gaps: dict[tuple[str, int], list[float]] = {}
     for result in results:
         record, roles = records[result.stage.key], targets.get(result.seed, {})
         if record is None or result.trial is None or result.trial < 0:
             continue
         if roles and None not in roles.values():
-            distance = trial_gap(record, references(roles), rule)
+            distance = trial_gap(record, references(roles), suite.trial_rule)
             gaps.setdefault((result.label, result.trial), []).append(distance)
     trials = [_trial(suite.row(label), plan, index, own) for (label, index), own in gaps.items()]
     return trials, sum(records[result.stage.key] is None for result in results)

@@ -92,11 +92,13 @@ class Lineage:
         *,
         half: int | None = None,
         request: tuple[int, int] | None = None,
+        unseen: str = "",
     ) -> Stage:
         """The index sets of a seed.
 
         ``half``: only this random half of the forget set is trained on and forgotten.  ``request``
         is (number from 0, count): one of several requests that add up to the forget set.
+        ``unseen`` is the part that takes the place of the forget set.
         """
         spec: dict[str, Any] = {"seed": seed}
         name = f"split/seed-{seed}"
@@ -106,6 +108,8 @@ class Lineage:
             index, count = request
             spec = {**spec, "request": index, "requests": count}
             name = f"request-{index + 1}-of-{count}/seed-{seed}"
+        elif unseen:
+            spec, name = {**spec, "unseen": unseen}, f"{unseen}/seed-{seed}"
         return self.stage("split", name, {**self.identity("split"), **spec}, {}, **spec)
 
     def pretrained(self) -> dict[str, Stage]:

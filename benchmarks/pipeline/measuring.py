@@ -21,9 +21,14 @@ from stable_forgetting.common.audits import base as audits
 from stable_forgetting.common.base.errors import DataError, Diverged
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.data.splits import ForgetSplit, half_split, request_split
+from stable_forgetting.common.data.splits import (
+    ForgetSplit,
+    half_split,
+    request_split,
+    unseen_split,
+)
 from stable_forgetting.common.measure.goal import References, Role
-from stable_forgetting.common.measure.rules import Rule
+from stable_forgetting.common.measure.rules import Rule, TargetRule
 from stable_forgetting.common.measure.scores import Scores, load_scores, save_scores, without_probs
 from stable_forgetting.common.protocol.probe import ProbeTable, make_probe
 from stable_forgetting.common.store.records import RECORD, RunRecord, clean_metrics, environment
@@ -154,7 +159,7 @@ def references(records: Mapping[Role, RunRecord | None]) -> References:
     return References(good.get("original"), good.get("retrain"))
 
 
-def trial_gap(record: RunRecord, targets: References, rule: Rule) -> float:
+def trial_gap(record: RunRecord, targets: References, rule: Rule | TargetRule) -> float:
     """A trial's distance by the rule; infinite if it diverged or is unknown."""
     if record.status != "ok":
         return math.inf
@@ -171,11 +176,13 @@ class SplitSpec(StageSpec):
     Attributes:
         half: Number of a random half of the forget set, the other half being unseen.
         request: Number of one of several forget requests that together are the forget set.
+        unseen: Part that takes the place of the forget set.
     """
 
     half: int | None = None
     request: int | None = None
     requests: int | None = None
+    unseen: str | None = None
 
 
 class Split(StageKind[SplitSpec]):
@@ -194,6 +201,8 @@ class Split(StageKind[SplitSpec]):
         elif spec.request is not None and spec.requests is not None:
             labels = functools.partial(class_labels, context.benchmark.source)
             split = request_split(split, labels, spec.seed, spec.request, spec.requests)
+        elif spec.unseen is not None:
+            split = unseen_split(split, spec.unseen)
         with context.writing() as folder:
             split.save(folder / SPLIT_FILE)
             context.about |= {

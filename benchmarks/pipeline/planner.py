@@ -24,10 +24,11 @@ from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.benchmarks.suite.tune import SLACK, Draw
 from stable_forgetting.common.audits import make_audit
 from stable_forgetting.common.audits.base import Measures, ModelAudit
-from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.goal import Role
+from stable_forgetting.common.measure.rules import TargetRule
 from stable_forgetting.common.store.stages import StageStore
 
 
@@ -93,6 +94,7 @@ def _add_final(plan: Plan, lineage: Lineage, row: ResolvedRow, config: Strict) -
 def _tuned(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
     """The chosen config; None while trials are missing."""
     assert row.search is not None
+    _check_stop(plan, row)
     for seed in row.search.tune.seeds:
         for role, stage in _trial_references(lineage, seed).items():
             if not any(result.stage is stage for result in plan.results):
@@ -111,11 +113,11 @@ def _tuned(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
             return None
         gaps += new
         draws += row.search.more(draws, gaps)
-    best = min(range(len(gaps)), key=gaps.__getitem__)
+    best, rule = min(range(len(gaps)), key=gaps.__getitem__), plan.suite.trial_rule
     if math.isinf(gaps[best]):
         raise ConfigError(
             f"{plan.suite.name}: row '{row.label}': none of its {len(gaps)} trials has a finite "
-            f"gap ({lineage.rule.title}); change its tune.grids or tune.spaces, or set tune: false "
+            f"gap ({rule.title}); change its tune.grids or tune.spaces, or set tune: false "
             "and give params"
         )
     if row.search.tune.after_attack is not None:
@@ -126,6 +128,17 @@ def _tuned(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
         best = chosen
     plan.chosen[row.label] = best
     return draws[best].config
+
+
+def _check_stop(plan: Plan, row: ResolvedRow) -> None:
+    """Refuses a row that stops at Retrain's values where tuning trains none."""
+    stop = canonical(row.config).get("stop_below")
+    reads = isinstance(stop, Mapping) and "retrain" in stop.values()
+    if reads and isinstance(plan.suite.trial_rule, TargetRule):
+        raise ConfigError(
+            f"{plan.suite.name}: row '{row.label}': stop_below reads Retrain's values, and "
+            "tune.select: without_retrain trains none on the tuning seeds; give numbers"
+        )
 
 
 def _least_shown(
@@ -172,9 +185,12 @@ def _shown(attack: ModelAudit, ours: Measures | str, theirs: Measures | str) -> 
 def _trial_references(lineage: Lineage, seed: int) -> dict[Role, Stage]:
     """Role -> evaluated reference model that a trial's distance needs."""
     models = {"original": lineage.original, "retrain": lineage.retrain}
+    rule = lineage.suite.trial_rule
+    part = rule.part if isinstance(rule, TargetRule) else ""
+    split = lineage.split(seed, unseen=part) if part else None
     return {
-        role: lineage.evaluated(models[role](seed), seed, trial=True)
-        for role in sorted(lineage.rule.needs)
+        role: lineage.evaluated(models[role](seed), seed, split=split, trial=True)
+        for role in sorted(rule.needs)
     }
 
 
@@ -202,5 +218,5 @@ def _gap(lineage: Lineage, stages: Mapping[int, Stage]) -> float | None:
         }
         if record is None or None in targets.values():
             return None
-        total += trial_gap(record, references(targets), lineage.rule)
+        total += trial_gap(record, references(targets), lineage.suite.trial_rule)
     return total

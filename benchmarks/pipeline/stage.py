@@ -134,7 +134,7 @@ class Result(Generic[S]):
 
     Attributes:
         replicate: Which further Retrain or shadow; 0 for the first.
-        trial: Number of the tuning trial, -1 for its Retrain; None outside tuning.
+        trial: Number of the tuning trial, -1 for a reference model; None outside tuning.
     """
 
     label: str
@@ -200,7 +200,9 @@ class Plan:
         tune = self.suite.spec.tune
         if tune is None:
             return 0
-        return sum(tune.trials - len(draws) for draws in self.draws.values()) * len(tune.seeds)
+        searches = {row.label: row.search for row in self.suite.rows if row.search}
+        left = (searches[label].trials - len(draws) for label, draws in self.draws.items())
+        return sum(left) * len(tune.seeds)
 
     def stages(self) -> Iterator[Stage]:
         """Every stage once, parents before children."""

@@ -26,6 +26,7 @@ from stable_forgetting.common.audits.base import Audit, ModelAudit
 from stable_forgetting.common.base.config import Strict, did_you_mean, digest, merge, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.measure.rules import Rule, TargetRule
 from stable_forgetting.common.methods.base import ALIASES, MethodInfo, resolve_config
 from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.train.config import FitConfig
@@ -93,6 +94,16 @@ class ResolvedSuite:
         """The suite's name."""
         return self.spec.suite
 
+    @property
+    def trial_rule(self) -> Rule | TargetRule:
+        """What orders the trials of a row: the table's rule, or one that reads no Retrain."""
+        benchmark, tune = BENCHMARKS[self.spec.benchmark], self.spec.tune
+        if tune is None or tune.select == "retrain":
+            return benchmark.gap_of(self.protocol)
+        rule = benchmark.without_retrain(self.protocol)
+        assert rule is not None, "load_suite refuses the suite"
+        return rule
+
     def row(self, label: str) -> ResolvedRow:
         """The row of a label."""
         return next(row for row in self.rows if row.label == label)
@@ -137,6 +148,7 @@ def load_suite(
     before = _before(spec, path, overrides)
     audits = make_audits(spec.audits, f"{path}: audits")
     _check_attack(spec, f"{path}: tune.after_attack")
+    _check_selection(spec, protocol, f"{path}: tune.select")
     resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes, accepts=accepts)
     if overrides or seeds or only:
         resolved = _renamed(resolved, overrides, seeds, only)
@@ -213,6 +225,23 @@ def _check_attack(spec: Suite, origin: str) -> None:
         attack = make_audit(name, {}, origin)
         if not isinstance(attack, ModelAudit) or not attack.leaks or attack.referenced:
             raise ConfigError(f"{origin}: '{name}' attacks no single model; choose relearn_few")
+
+
+def _check_selection(spec: Suite, protocol: Any, origin: str) -> None:
+    """Refuses to tune without a Retrain where none is read, or where nothing stands for it."""
+    benchmark = BENCHMARKS[spec.benchmark]
+    if spec.tune is None or spec.tune.select == "retrain":
+        return
+    if "retrain" not in benchmark.gap_of(protocol).needs:
+        raise ConfigError(
+            f"{origin}: trials of benchmark '{spec.benchmark}' are ordered by goals, for which no "
+            "Retrain is read; leave select out"
+        )
+    if benchmark.without_retrain(protocol) is None:
+        raise ConfigError(
+            f"{origin}: benchmark '{spec.benchmark}' names no data of this protocol that stand for "
+            "what Retrain never saw; leave select out"
+        )
 
 
 def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -> dict[str, Audit]:

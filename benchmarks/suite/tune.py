@@ -45,6 +45,10 @@ class Tune(Strict):
     Attributes:
         seeds: Seeds of the trials; must not be among the suite's seeds.
         trials: Trials of every method; each grid's product must have this size.
+        trials_per_dimension: In the place of ``trials``: a row with d searched parameters has d
+            times so many.
+        select: The distance is to the tuning seed's ``retrain``, or ``without_retrain`` to values
+            of Original on data that it never saw (:meth:`Benchmark.without_retrain`).
         grids: ``default`` or a row's label -> parameter (dots for nesting) -> values.
         spaces: The same with ranges or lists, from which ``trials`` configs are drawn.
         sampler: Who draws: scrambled Sobol points, independent draws, or the tree-structured
@@ -55,7 +59,9 @@ class Tune(Strict):
     """
 
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
-    trials: Count
+    trials: Count | None = None
+    trials_per_dimension: Count | None = None
+    select: Literal["retrain", "without_retrain"] = "retrain"
     grids: dict[str, dict[str, list[Any]]] = {}
     spaces: dict[str, Annotated[dict[str, Dimension], Field(min_length=1)]] = {}
     sampler: Literal["qmc", "random", "tpe"] = "qmc"
@@ -63,10 +69,12 @@ class Tune(Strict):
     after_attack: str | None = None
 
     @model_serializer(mode="wrap")
-    def _attack_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Suites without an attack keep their digests."""
+    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Suites without them keep their digests."""
         fields: dict[str, Any] = handler(self)
-        return {k: v for k, v in fields.items() if k != "after_attack" or v is not None}
+        return {
+            k: v for k, v in fields.items() if v is not None and (k, v) != ("select", "retrain")
+        }
 
     @field_validator("grids", "spaces", mode="before")
     @classmethod
@@ -77,12 +85,37 @@ class Tune(Strict):
         return value
 
     @model_validator(mode="after")
+    def _one_way(self) -> Tune:
+        if (self.trials is None) == (self.trials_per_dimension is None):
+            raise ValueError(
+                "give one of trials and trials_per_dimension (an inherited one goes with null)"
+            )
+        if self.after_attack is not None and self.select != "retrain":
+            raise ValueError(
+                "after_attack compares with the tuning seed's Retrain, which select: "
+                "without_retrain does not train; leave one of them out"
+            )
+        return self
+
+    def count(self, dimensions: int) -> int:
+        """Trials of a row that has so many searched parameters."""
+        return self.trials or (self.trials_per_dimension or 0) * dimensions
+
+    @property
+    def budget(self) -> str:
+        """Trials of a row, in words."""
+        if self.trials is not None:
+            return f"{self.trials} trials per row"
+        return f"{self.trials_per_dimension} trials per searched parameter of a row"
+
+    @model_validator(mode="after")
     def _same_budget(self) -> Tune:
         for label, grid in self.grids.items():
-            size = math.prod(len(values) for values in grid.values())
-            if size != self.trials:
+            size, wanted = math.prod(map(len, grid.values())), self.count(len(grid))
+            if size != wanted:
+                key = "trials is" if self.trials else "trials_per_dimension makes it"
                 raise ValueError(
-                    f"grid '{label}' has {size} combinations, but trials is {self.trials}; "
+                    f"grid '{label}' has {size} combinations, but {key} {wanted}; "
                     "every method gets the same number"
                 )
             if label in self.spaces:
@@ -124,13 +157,18 @@ class Search:
     origin: str
     skipped: tuple[str, ...] = ()
 
+    @property
+    def trials(self) -> int:
+        """How many there are in all."""
+        return self.tune.count(len(self.space))
+
     def more(self, draws: Sequence[Draw], gaps: Sequence[float]) -> tuple[Draw, ...]:
         """The next trials, given all before and their gaps; none once the budget is spent.
 
         Raises:
             ConfigError: A value is not valid, trials would repeat, or Optuna is missing.
         """
-        left = self.tune.trials - len(draws)
+        left = self.trials - len(draws)
         if left == 0:
             return ()
         if self.sampler == "grid":
@@ -172,12 +210,12 @@ class Search:
             else:
                 low, high = dimension.ends
                 size *= high - low + 1 if self.whole(key) else math.inf
-        if size < self.tune.trials:
+        if size < self.trials:
             raise self._too_small()
 
     def _too_small(self) -> ConfigError:
         return ConfigError(
-            f"{self.origin}: has fewer than {self.tune.trials} different trials (values have "
+            f"{self.origin}: has fewer than {self.trials} different trials (values have "
             "three digits); widen it or lower trials"
         )
 

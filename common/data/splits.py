@@ -116,6 +116,22 @@ class ForgetSplit:
         return split
 
 
+def unseen_split(split: ForgetSplit, part: str) -> ForgetSplit:
+    """The split with another of its parts in the place of the forget set, which is in none.
+
+    Raises:
+        DataError: There is no such part.
+    """
+    if part not in split.parts:
+        raise DataError(
+            f"split {split.name}: no part '{part}', whose samples no training saw; leave out "
+            "tune.select"
+        )
+    parts = {name: ids for name, ids in split.parts.items() if name != part}
+    parts["forget"] = split.parts[part]
+    return ForgetSplit(f"{split.name}/{part}", parts, split.source_digest, split.notes)
+
+
 class PretrainingSplit(ForgetSplit):
     """Index sets of a pretraining, of which nothing is forgotten: ``train``, and ``test`` aside."""
 

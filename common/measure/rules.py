@@ -205,6 +205,44 @@ class GoalRule:
         return (-row.reached, -row.metrics.get(self.utility, -math.inf), row.steps)
 
 
+@dataclass(frozen=True)
+class TargetRule:
+    """How far a trial is from what Original says of data that no training saw: no Retrain is read.
+
+    The mean of a :class:`GapRule` over the metrics that have a target.
+
+    Attributes:
+        targets: Metric of a trial -> Original's metric that is its target, or a number that Retrain
+            has by construction.
+        part: Part of a split, of which no training saw a sample, in whose place of the forget set
+            Original is measured; its own forget set when empty.
+        axes: As in a :class:`GapRule`.
+    """
+
+    needs: ClassVar[frozenset[Role]] = frozenset({"original"})
+    title: ClassVar[str] = "mean |gap| to values of Original"
+    targets: Mapping[str, str | float]
+    part: str = ""
+    axes: tuple[Axis, ...] = ()
+
+    def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
+        """The mean absolute gap to the targets; None while one is unknown."""
+        known = references.original or {}
+        wanted = {k: known.get(v) if isinstance(v, str) else v for k, v in self.targets.items()}
+        rule = GapRule(metrics=(), trial=tuple(wanted), axes=self.axes)
+        return rule.distance(row, References(retrain=wanted), trial=True)
+
+    @property
+    def words(self) -> str:
+        """The targets in words, for legends."""
+        own = {
+            k: f"{v} of Original" if isinstance(v, str) else f"{v:g}"
+            for k, v in self.targets.items()
+        }
+        text = ", ".join(f"{name} to {value}" for name, value in own.items())
+        return f"{text}; Original with {self.part} in the place of forget" if self.part else text
+
+
 Rule = GapRule | GoalRule
 """What orders the rows of a table, and what tuning minimises."""
 

@@ -18,7 +18,7 @@ from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import PARTS, Part, Role, part_of
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
-from stable_forgetting.common.measure.rules import Rule, RuleSet
+from stable_forgetting.common.measure.rules import Rule, RuleSet, TargetRule
 from stable_forgetting.common.measure.scores import Scores, collect
 from stable_forgetting.common.protocol.family import ModelFamily
 from stable_forgetting.common.protocol.pretraining import Pretrainable
@@ -127,6 +127,14 @@ class Benchmark(ModelFamily, Pretrainable):
     def gap_of(cls, config: Any) -> Rule:
         """The rule for one protocol: only metrics that its data can give."""
         return cls.gap
+
+    @classmethod
+    def without_retrain(cls, config: Any) -> TargetRule | None:
+        """How tuning orders trials without a Retrain; None where no data stand for it.
+
+        The rule reads only what a trial measures and what Original says of data that it never saw.
+        """
+        return None
 
     @classmethod
     def role_of(cls, part: str) -> Role:

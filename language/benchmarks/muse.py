@@ -18,7 +18,7 @@ from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.parts import EARLIER, LATER, PARTS, Part, Role
 from stable_forgetting.common.data.splits import ForgetSplit
-from stable_forgetting.common.measure.rules import GapRule, RuleSet
+from stable_forgetting.common.measure.rules import GapRule, RuleSet, TargetRule
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Versions
 from stable_forgetting.common.protocol.sizes import Workload
@@ -62,6 +62,12 @@ GAP = GapRule(
     drops_noise=True,
     columns=("verbmem", "knowmem_f", "knowmem_r", "privleak", "min_k_auc"),
     compact=("verbmem", "knowmem_f", "knowmem_r", "privleak"),
+)
+
+
+WITHOUT_RETRAIN = TargetRule(
+    {"forget_accuracy": "forget_accuracy", "retain_accuracy": "retain_accuracy"},
+    part="privleak_holdout",
 )
 
 
@@ -202,6 +208,11 @@ class MuseBenchmark(CausalBenchmark):
     def scenario_of(cls, config: Any) -> str:
         """The kind of the scenario."""
         return str(config.scenario.kind)
+
+    @classmethod
+    def without_retrain(cls, config: Any) -> TargetRule | None:
+        """Where a tuning seed has held-out text of its own, which no metric of a table reads."""
+        return WITHOUT_RETRAIN if config.data.sets > 1 else None
 
     @classmethod
     def workload(cls, config: Any) -> Workload | None:

@@ -18,7 +18,7 @@ from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.parts import PARTS, Part, Role
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.metric import SweepAxes
-from stable_forgetting.common.measure.rules import Axis, GapRule
+from stable_forgetting.common.measure.rules import Axis, GapRule, TargetRule
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Versions
 from stable_forgetting.common.protocol.sizes import Workload
@@ -67,6 +67,9 @@ GAP = GapRule(
     unit="nats per token",
     compact=("log10_fq", "mu", "forget_prob", "retain_prob"),
 )
+WITHOUT_RETRAIN = TargetRule({"forget_log_ratio": 0.0, "retain_odds": "retain_odds"}, axes=AXES)
+"""A model that knows nothing of an author finds right and wrong answers alike likely.  The holdout,
+which metrics read, gives no target."""
 _LIKELIHOODS = ("forget_odds_top", "forget_odds_rest", "retain_odds")
 _OF_FILES = {
     "text": (_LIKELIHOODS, ("prob",)),
@@ -148,6 +151,12 @@ class TofuBenchmark(CausalBenchmark):
         metrics = tuple(name for name in cls.gap.metrics if name in ranked)
         columns = tuple(name for name in RATES if name.partition("_")[2] in shown)
         return replace(cls.gap, metrics=metrics, trial=metrics, columns=columns, compact=columns)
+
+    @classmethod
+    def without_retrain(cls, config: Any) -> TargetRule | None:
+        """Where the forgotten questions have wrong answers."""
+        measured = "forget_log_ratio" in cls.gap_of(config).trial
+        return WITHOUT_RETRAIN if measured else None
 
     @classmethod
     def compare(
