@@ -26,7 +26,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "csv": ("leaderboard.csv", lambda board: csv_text(row_lines(board))),
     "runs": ("runs.csv", lambda board: csv_text(run_lines(board))),
     "json": ("leaderboard.json", lambda board: json_text(to_json(board))),
-    "html": ("leaderboard.html", lambda board: html.write(sections(board))),
+    "html": ("leaderboard.html", lambda board: html.write(sections(board), folded=True)),
     "svg": ("leaderboard.svg", lambda board: picture_of(board).svg),
 }
 """Name of a format -> its file, and what makes its text."""

@@ -50,8 +50,10 @@ def polyline(points: Iterable[tuple[float, float]], **attributes: object) -> str
     return element("polyline", points=places, fill="none", **attributes)
 
 
-def numbered(points: Sequence[tuple[float, float]]) -> list[str]:
-    """The numbers of points, from 1, beside them.
+def numbered(
+    points: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]] = ()
+) -> list[str]:
+    """The numbers of points, from 1, beside them and clear of ``others``.
 
     Those at nearly one place share a label, and a label takes the first corner that is free.
     """
@@ -59,7 +61,7 @@ def numbered(points: Sequence[tuple[float, float]]) -> list[str]:
     for number, (x, y) in enumerate(points, 1):
         near = (place for place in groups if max(abs(place[0] - x), abs(place[1] - y)) < NEAR)
         groups.setdefault(next(near, (x, y)), []).append(number)
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in points]
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in (*points, *others)]
     labels = []
     for (x, y), numbers in groups.items():
         told = ", ".join(map(str, numbers))
