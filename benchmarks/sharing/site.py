@@ -13,6 +13,7 @@ from typing import Any
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
 from stable_forgetting.benchmarks.leaderboard.data import csv_text, row_lines, run_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.page import as_page
 from stable_forgetting.benchmarks.leaderboard.picture import draw
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_detail
@@ -81,9 +82,9 @@ def _shipped() -> Iterator[Page]:
         ]
         floors = (data["floor"] or {}).get("per_seed", ())
         drawn = draw(data["suite"], distance["title"], distance["unit"], rows, floors)
-        first, made = _made_how(report)
+        *pieces, made = as_page(_linked(report, data), distance["title"])
         details = Section("Sources, commands and settings of every row", content=_details(data))
-        pieces = [*_linked(first, data), *([details] if details.content else ()), *made]
+        pieces += [*([details] if details.content else ()), made]
         place = next(n for n, section in enumerate(pieces) if isinstance(section.content, Table))
         pieces.insert(place + 1, Section(content=drawn))
         title = report[1].text[0] if len(report) > 1 and report[1].text else ""
@@ -137,25 +138,14 @@ def _seen(page: Page, suite: ResolvedSuite, runs: Sequence[Mapping[str, Any]]) -
 def _page(board: Leaderboard, name: str, origin: str, before: Sequence[Section] = ()) -> Page:
     """A page of a report that is made here."""
     report = sections(board)
-    first, made = _made_how(report)
     data, title = to_json(board), board.suite.spec.title
     files = {f"{name}.csv": csv_text(row_lines(board)), f"{name}.tex": tex.write(report)}
-    pieces = [*before, *_linked(first, data), *made]
+    pieces = [*before, *as_page(_linked(report, data), board.rule.title)]
     return _seen(
         Page(f"{name}.html", title, origin, pieces, data, files=files),
         board.suite,
         run_lines(board),
     )
-
-
-def _made_how(report: Sequence[Section]) -> tuple[list[Section], list[Section]]:
-    """The report without the paragraph on data and versions, and that paragraph, folded."""
-    start, rest, made = "Data: ", [], []
-    for section in report:
-        found = [text for text in section.text if text.startswith(start)]
-        made += [[Detail("made", "Data and versions", text)] for text in found]
-        rest.append(replace(section, text=tuple(t for t in section.text if t not in found)))
-    return rest, [Section(content=details) for details in made]
 
 
 def _of_store(store: Path) -> Iterator[Page]:
@@ -200,22 +190,9 @@ def _linked(report: Sequence[Section], data: Mapping[str, Any]) -> list[Section]
         if isinstance(section.content, Table):
             names = {row[0]: row[0].removesuffix(READING) for row in section.content.rows}
             links = {n: f"#{place_of(label)}" for n, label in names.items() if label in labels}
-            content = replace(
-                _distance_first(section.content, data["distance"]["title"]), links=links
-            )
-            pieces[number_] = replace(section, content=content)
+            pieces[number_] = replace(section, content=replace(section.content, links=links))
             break
     return pieces
-
-
-def _distance_first(ranking: Table, title: str) -> Table:
-    """The table with the distance, its mark and the rank beside the names."""
-    heads = [head.rstrip(" \N{DOWNWARDS ARROW}") for head in ranking.heads]
-    start = heads.index(title) if title in heads else 0
-    first = [0, *(n for n in range(start, len(heads)) if heads[n] in (title, "", "rank"))]
-    order = [*dict.fromkeys([*first, *range(len(heads))])]
-    rows = tuple(tuple(row[n] for n in order) for row in ranking.rows)
-    return replace(ranking, columns=tuple(ranking.columns[n] for n in order), rows=rows)
 
 
 def _details(data: Mapping[str, Any]) -> list[Detail]:

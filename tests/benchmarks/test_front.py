@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from stable_forgetting.benchmarks.leaderboard.page import as_page
 from stable_forgetting.benchmarks.report import html
-from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.report.section import Column, Picture, Section, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 from stable_forgetting.benchmarks.sharing import front, versus
 from stable_forgetting.benchmarks.sharing.pareto import Sides, picture, places
@@ -112,6 +113,26 @@ def test_the_front_has_the_rows_that_no_other_beats():
     assert "a second Retrain: 0.00 and 0.00 points" in drawn and "beaten" not in re.findall(
         r"\d  (\w+)<", drawn
     )
+
+
+def test_a_page_begins_with_the_ranking():
+    ranking = table(["method", "n", "FA →", "AG4 ↓", Column("", "mark"), "rank", "ToW ↑"],
+                    [["gd", "5", "1", "0.2", "?", "1 [1, 2]", "0.9"]])  # fmt: skip
+    report = [
+        Section("suite", ("title",), depth=1),
+        Section(text=("Data: digits, torch 2",)),
+        Section(content=Picture("<svg/>", "first")),
+        Section(text=("Seeds 1.",), content=ranking),
+        Section("Verdicts", ("said",)),
+    ]
+    shown = as_page(report, "AG4")
+    assert [type(own.content).__name__ for own in shown] == [
+        "NoneType", "NoneType", "Table", "Picture", "NoneType", "NoneType"
+    ]  # fmt: skip
+    assert shown[-1] == Section("Data and versions", ("Data: digits, torch 2",))
+    assert shown[2].content.heads == ["method", "AG4 ↓", "", "rank", "n", "FA →", "ToW ↑"]
+    assert shown[2].content.rows == (("gd", "0.2", "?", "1 [1, 2]", "5", "1", "0.9"),)
+    assert as_page(report, "other")[2].content == ranking
 
 
 def test_parts_are_folded_and_all_is_there():
