@@ -68,7 +68,8 @@ def write(
 
 def fragment(sections: Sequence[Section]) -> str:
     """The body of :func:`write` alone, for a page that is there already."""
-    return "\n".join(block for section in sections for block in _blocks(section))
+    told: set[str] = set()
+    return "\n".join(block for section in sections for block in _blocks(section, told))
 
 
 def _folded(sections: Sequence[Section]) -> str:
@@ -88,7 +89,8 @@ def place(title: str) -> str:
     return re.sub(r"\W+", "-", title.split(",")[0].lower())
 
 
-def _blocks(section: Section) -> Iterator[str]:
+def _blocks(section: Section, told: set[str]) -> Iterator[str]:
+    """The parts of a section; what is in ``told`` is not explained again."""
     if section.title:
         tag, own = f"h{section.depth}", place(section.title)
         yield f'<{tag} id="{own}">{escape(section.title)}</{tag}>'
@@ -97,7 +99,9 @@ def _blocks(section: Section) -> Iterator[str]:
     content = section.content
     if isinstance(content, Table):
         yield _table(content)
-        yield from (f"<p>{_prose(text)}</p>" for text in [content.explanation] if text)
+        if (text := content.explanation) and text not in told:
+            told.add(text)
+            yield f"<p>{_prose(text)}</p>"
     elif isinstance(content, Picture):
         yield _figure(content)
     elif content:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import info_of
@@ -214,8 +214,11 @@ def _method_page(method: str, pages: Sequence[Page]) -> list[Section]:
     """Every table that has the method, and where the method comes from."""
     info = info_of(method)
     text = (f"Source: {info.paper}.",) if info and info.paper else ()
-    rows = [line for page in pages for line in _rows(page) if line[1] == method]
-    return [Section(method, text, _every(rows, pages, f"#{place_of(method)}"), depth=1)]
+    lines = [line for page in pages for line in _rows(page) if line[1] == method]
+    listed = _every(lines, pages, f"#{place_of(method)}")
+    columns = tuple(column for column in listed.columns if column.head != "row")
+    rows = tuple((row[0], *row[2:]) for row in listed.rows)
+    return [Section(method, text, replace(listed, columns=columns, rows=rows), depth=1)]
 
 
 def _suites(kinds: Mapping[str, Sequence[Page]]) -> list[Section]:
@@ -263,13 +266,13 @@ def _rows(page: Page) -> Iterator[list[str]]:
         yield [
             _name(page),
             row["row"],
-            str(len(row["seeds"])),
-            number(distance["mean"], 2),
-            MARKS[verdict["word"]] if verdict else "",
-            MISSING if MISSING in ends else f"{ends[0]} to {ends[1]}",
-            number(_floor(page), 2),
             str(row["rank"]["rank"]) if row["rank"] else MISSING,
             str(len(_methods(page))),
+            number(distance["mean"], 2),
+            MARKS[verdict["word"]] if verdict else "",
+            number(_floor(page), 2),
+            MISSING if MISSING in ends else f"{ends[0]} to {ends[1]}",
+            str(len(row["seeds"])),
         ]
 
 
@@ -279,12 +282,12 @@ def _every(rows: Sequence[Sequence[str]], pages: Sequence[Page], place: str = ""
     heads: list[str | Column] = [
         "suite",
         Column("row", "label"),
-        Column("n", doc="counts the seeds"),
-        Column("distance", doc="is the mean over seeds, in the unit of the suite's page"),
-        Column("", "mark"),
-        Column("95 % CI", doc="is of that mean, by Student's t"),
-        Column("floor", doc="is the distance of a second Retrain"),
         Column("rank", doc="is the place in its suite"),
         Column("of", doc="counts the suite's methods"),
+        Column("distance", doc="is the mean over seeds, in the unit of the suite's page"),
+        Column("", "mark"),
+        Column("floor", doc="is the distance of a second Retrain"),
+        Column("95 % CI", doc="is of that mean, by Student's t"),
+        Column("n", doc="counts the seeds"),
     ]
     return table(heads, rows, links=links, notes=NOTES)

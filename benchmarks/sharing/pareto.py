@@ -16,7 +16,7 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
 
-SIDE, LEFT, TOP, LINE = 280, 44, 60, 16
+SIDE, LEFT, TOP, LINE = 280, 44, 68, 16
 TICKS = (0, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 ROOM = 24
 """Pixels between two ticks."""
@@ -158,7 +158,7 @@ def _frame(reach: tuple[float, ...], sides: Sides) -> list[str]:
     )
     right = {"text_anchor": "end", **grey}
     body.append(svg.text(LEFT + SIDE, TOP + SIDE + 32, f"{across} \N{RIGHTWARDS ARROW}", **right))
-    body.append(svg.text(LEFT + 4, TOP + 10, f"\N{UPWARDS ARROW} {up}", **grey))
+    body.append(svg.text(10, TOP - 8, f"\N{UPWARDS ARROW} {up}", **grey))
     return body
 
 
