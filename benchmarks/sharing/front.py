@@ -81,6 +81,7 @@ def lists(pages: Sequence[Page], met: Sequence[versus.Encounter]) -> dict[str, s
     files = {INDEX: html.write(_index(pages, boards, methods, met))}
     every = _every([line for page in boards for line in _rows(page)], boards)
     listed = [Section("Every row", content=every, depth=1)]
+    listed.append(Section("Every method", content=_listed(methods)))
     lines = [dict(zip(every.heads, row, strict=True)) for row in every.rows]
     files["rows.csv"] = csv_text([{k or "verdict": v for k, v in own.items()} for own in lines])
     files[ROWS] = html.write(listed, home=home, links=[("rows.csv", "CSV")])
@@ -133,7 +134,11 @@ def _choice(kinds: Mapping[str, Sequence[Page]]) -> Card:
             (kind, f"#{html.place(kind)}", f"{_count(own)}, {' to '.join(ends)} parameters")
         )
     text = "Choose what is forgotten, then the size of the model."
-    return Card("Which table is mine?", (text,), (*links, ("Every row of every table", ROWS, "")))
+    return Card(
+        "Which table is mine?",
+        (text,),
+        (*links, ("Every row of every table, every method", ROWS, "")),
+    )
 
 
 def _count(pages: Sequence[Page]) -> str:
@@ -194,20 +199,33 @@ def _method_file(row: str) -> str:
 
 
 def _of_methods(boards: Sequence[Page]) -> dict[str, list[Page]]:
-    """Row that is named as its method is -> the tables that have it, where they are enough."""
+    """Row that is named as its method is -> the tables that have it."""
     found: dict[str, list[Page]] = {}
     for page in boards:
         for row in _methods(page):
             if row["row"] == row["method"]:
                 found.setdefault(row["row"], []).append(page)
-    least = heat.LEAST_SUITES
-    return {name: own for name, own in found.items() if len([*filter(_floor, own)]) >= least}
+    return found
 
 
 def _floor(page: Page) -> float | None:
     """Mean distance of a second Retrain; None where the table has none."""
     floor = page.data["floor"]
     return (floor["mean"] or None) if floor else None
+
+
+def _listed(methods: Mapping[str, Sequence[Page]]) -> Table:
+    """Every method, with a link to its page."""
+    heads: list[str | Column] = [
+        "method",
+        Column("tables", doc="counts those that have it"),
+        Column("source", "words"),
+    ]
+    rows = []
+    for method, pages in sorted(methods.items()):
+        info = info_of(method)
+        rows.append([method, str(len(pages)), info.paper if info and info.paper else MISSING])
+    return table(heads, rows, links={row[0]: _method_file(row[0]) for row in rows})
 
 
 def _method_page(method: str, pages: Sequence[Page]) -> list[Section]:
