@@ -19,6 +19,7 @@ from stable_forgetting.benchmarks.report import terminal
 from stable_forgetting.benchmarks.report.section import Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 from stable_forgetting.benchmarks.sharing.versus import encounters
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from tests.test_architecture import FILES, PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -196,6 +197,15 @@ def test_the_metadata_say_what_a_reader_of_an_index_needs():
 
 REFERENCES = ("original", "retrain", "retrain (second)")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_suite_of_ones_own_photos_can_be_loaded(tmp_path):
+    text = (ROOT / "docs/use.md").read_text(encoding="utf-8")
+    shown = re.search(r"A folder of images of your own.*?```yaml\n(.*?)```", text, re.S)
+    (tmp_path / "photos.yaml").write_text(shown[1])
+    suite = load_suite(str(tmp_path / "photos.yaml"))
+    assert suite.protocol.data.folder == "photos" and suite.protocol.model.image_size == 32
+    assert len([row for row in suite.rows if row.method not in ("original", "retrain")]) == 5
 
 
 def test_the_table_of_the_readme_is_the_one_that_is_printed():

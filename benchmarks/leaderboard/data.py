@@ -100,6 +100,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "digest": board.digest,
         "kind": "measured",
         "complete": board.complete,
+        "date": max((record.created for _, record in board.records), default="")[:10],
         "distance": {
             "title": board.rule.title,
             "unit": board.rule.unit,

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.page import as_page
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
@@ -45,7 +46,8 @@ def live_page(suite: ResolvedSuite, store: StageStore) -> str:
     for stage, at in running:
         time_left = "" if at.left is None else duration(at.left)
         rows.append([stage.name, f"{at.step} of {at.total}", f"{at.loss:.3g}", time_left])
-    text = f"{done} of {len(stages)} stages are complete, {len(rows)} trainings run."
+    trainings = "1 training runs" if len(rows) == 1 else f"{len(rows)} trainings run"
+    text = f"{done} of {len(stages)} stages are complete, {trainings}."
     parts = [Section(f"{suite.name}: {done} of {len(stages)}", (text,), depth=1)]
     if rows:
         parts.append(Section("Running", content=table(["training", "step", "loss", "left"], rows)))
@@ -53,9 +55,9 @@ def live_page(suite: ResolvedSuite, store: StageStore) -> str:
     lines = {name: read_losses(folder) for name, folder in folders.items() if folder}
     drawn = _curves({name: values for name, values in lines.items() if values})
     if drawn is not None:
-        parts.append(Section("Losses of the trainings under way", content=drawn))
+        parts.append(Section(content=drawn))
     if board.records:
-        parts += sections(board)
+        parts += as_page(sections(board), board.rule.title)
     counts = [[kind, str(n - left[kind]), str(n)] for kind, n in sorted(planned.items())]
     parts.append(Section("Stages", content=table(["stage", "complete", "planned"], counts)))
     return html.write(parts, refresh=REFRESH if missing else None)
@@ -94,7 +96,8 @@ def _curves(read: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Picture | 
         lines = {name: read[name][loss] for name in names if len(read[name].get(loss, ())) > 1}
         steps = [step for line in lines.values() for step in line]
         if steps:
-            panels.append(curves.Panel(loss, lines, (min(steps), max(steps)), "step"))
+            axis = f"steps {min(steps)} to {max(steps)}"
+            panels.append(curves.Panel(loss, lines, (min(steps), max(steps)), axis))
     if not panels:
         return None
     title = "Losses of the trainings under way"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
@@ -15,8 +15,8 @@ from stable_forgetting.common.base.registry import BENCHMARKS
 
 SIDE, LEFT, TOP, LINE = 440, 60, 56, 18
 TICKS = (100, 50, 20, 10, 5, 2, 1, 0.5, 0.2)
-ROOM, NEAR = 26, 9
-"""Pixels between ticks, and within which rows share a label."""
+ROOM = 26
+"""Pixels between ticks."""
 COLOUR = {"original": "#c0392b", FLOOR: "#1e8449"}
 Place = tuple[float, float]
 """Gaps to Retrain: of what is to be forgotten, and of what is to be kept."""
@@ -54,7 +54,7 @@ def target(board: Leaderboard, trajectories: Trajectories | None = None) -> Pict
         points = [_at(place, reach) for place in paths.get(row.label, ())]
         body.append(svg.polyline(points, stroke=colour, stroke_opacity=0.5) if points else "")
         body.append(_mark(row, names, places[row.label], reach, colour))
-    body += _labels([_at(places[row.label], reach) for row in rows])
+    body += svg.numbered([_at(places[row.label], reach) for row in rows])
     body += [
         svg.text(LEFT + SIDE + 30, TOP + 10 + LINE * i, f"{i + 1}  {row.label}")
         for i, row in enumerate(rows)
@@ -93,18 +93,6 @@ def _ticks(reach: float) -> list[float]:
         if min(last - math.sqrt(tick), math.sqrt(tick)) * half >= ROOM:
             kept.append(tick)
     return [sign * tick for tick in kept for sign in (-1, 1)]
-
-
-def _labels(points: Sequence[Place]) -> list[str]:
-    """The numbers of the rows, from 1; rows at nearly one point share a label."""
-    groups: dict[Place, list[int]] = {}
-    for number, (x, y) in enumerate(points, 1):
-        near = (g for g in groups if max(abs(g[0] - x), abs(g[1] - y)) < NEAR)
-        groups.setdefault(next(near, (x, y)), []).append(number)
-    return [
-        svg.text(x + 8, y - 6, ", ".join(map(str, numbers)), font_size=11)
-        for (x, y), numbers in groups.items()
-    ]
 
 
 def _frame(reach: tuple[float, ...], forgotten: str, kept: str) -> list[str]:

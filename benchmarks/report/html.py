@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 from stable_forgetting.benchmarks.report.section import (
     Answer,
+    Card,
     Column,
     Detail,
     Picture,
@@ -18,6 +21,9 @@ from stable_forgetting.benchmarks.report.section import (
     Section,
     Table,
 )
+
+MOST_ROWS = 80
+"""A longer table has a height of its own, and its heads stay in sight."""
 
 
 @cache
@@ -30,6 +36,8 @@ def write(
     *,
     home: tuple[str, str] | None = None,
     note: str = "",
+    links: Sequence[tuple[str, str]] = (),
+    folded: bool = False,
     refresh: int | None = None,
 ) -> str:
     """The whole report as one page that loads nothing.
@@ -38,14 +46,15 @@ def write(
         sections: Of the report.
         home: Address and name of the page that lists this one.
         note: Beside the way home.
+        links: (address, name) of files to take away, beside the note.
+        folded: Whether the parts after the first are shut until a reader asks.
         refresh: Seconds after which a browser loads the page again.
     """
     title = escape(next((section.title for section in sections if section.title), ""))
-    body = fragment(sections)
+    body = _folded(sections) if folded else fragment(sections)
     if home:
-        body = (
-            f'<nav><a href="{escape(home[0])}">{escape(home[1])}</a> {escape(note)}</nav>\n{body}'
-        )
+        away = "".join(f" · {_link(address, name)}" for address, name in links)
+        body = f"<nav>{_link(*home)} {escape(note)}{away}</nav>\n{body}"
     again = "" if refresh is None else f"<meta http-equiv='refresh' content='{refresh}'>"
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -59,25 +68,49 @@ def write(
 
 def fragment(sections: Sequence[Section]) -> str:
     """The body of :func:`write` alone, for a page that is there already."""
-    return "\n".join(block for section in sections for block in _blocks(section))
+    told: set[str] = set()
+    return "\n".join(block for section in sections for block in _blocks(section, told))
 
 
-def _blocks(section: Section) -> Iterator[str]:
+def _folded(sections: Sequence[Section]) -> str:
+    """The same; each part that a heading of the second level begins is folded."""
+    starts = [n for n, own in enumerate(sections) if own.title and own.depth == 2]
+    parts = [fragment(sections[: starts[0]] if starts else sections)]
+    for start, end in pairwise([*starts, len(sections)]):
+        first, *rest = sections[start:end]
+        inner = fragment([replace(first, title=""), *rest])
+        head = f"<summary><h2>{escape(first.title)}</h2></summary>"
+        parts.append(f'<details class="part" id="{place(first.title)}">{head}\n{inner}</details>')
+    return "\n".join(parts)
+
+
+def place(title: str) -> str:
+    """What ``#place`` calls the section of a title."""
+    return re.sub(r"\W+", "-", title.split(",")[0].lower())
+
+
+def _blocks(section: Section, told: set[str]) -> Iterator[str]:
+    """The parts of a section; what is in ``told`` is not explained again."""
     if section.title:
-        place = re.sub(r"\W+", "-", section.title.split(",")[0].lower())
-        yield f'<h{section.depth} id="{place}">{escape(section.title)}</h{section.depth}>'
+        tag, own = f"h{section.depth}", place(section.title)
+        yield f'<{tag} id="{own}">{escape(section.title)}</{tag}>'
     for paragraph in filter(None, section.text):
         yield f'<p class="{section.tone}">{_prose(paragraph)}</p>'
     content = section.content
     if isinstance(content, Table):
         yield _table(content)
-        yield from (f"<p>{_prose(text)}</p>" for text in [content.explanation] if text)
+        if (text := content.explanation) and text not in told:
+            told.add(text)
+            yield f"<p>{_prose(text)}</p>"
     elif isinstance(content, Picture):
-        yield f'<figure class="scroll" aria-label="{escape(content.alt)}">{content.svg}</figure>'
+        yield _figure(content)
     elif content:
         samples = "".join(_sample(one) for one in content if isinstance(one, Sample))
         yield from (_detail(one) for one in content if isinstance(one, Detail))
         yield from (f'<div class="cards">{cards}</div>' for cards in [samples] if cards)
+        beside = [_card(one) for one in content if isinstance(one, Card)]
+        beside += [_figure(one) for one in content if isinstance(one, Picture)]
+        yield from (f'<div class="grid">{"".join(beside)}</div>' for _ in beside[:1])
     if section.lines:
         yield "<ul>" + "".join(f"<li>{_prose(line)}</li>" for line in section.lines) + "</ul>"
 
@@ -87,11 +120,24 @@ def _prose(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
+def _link(address: str, text: str) -> str:
+    return f'<a href="{escape(address)}">{escape(text)}</a>'
+
+
+def _figure(picture: Picture) -> str:
+    return f'<figure class="scroll" aria-label="{escape(picture.alt)}">{picture.svg}</figure>'
+
+
+def _card(card: Card) -> str:
+    text = "".join(f"<p>{_prose(paragraph)}</p>" for paragraph in card.text)
+    items = "".join(f"<li>{_link(to, name)} {escape(told)}</li>" for name, to, told in card.links)
+    links = f"<ul>{items}</ul>" if items else ""
+    return f"<section><h3>{escape(card.title)}</h3>{text}{links}</section>"
+
+
 def _detail(detail: Detail) -> str:
     links = "".join(
-        f'<p><a href="{escape(address)}">{escape(text)}</a></p>'
-        if address
-        else f"<p>{escape(text)}</p>"
+        f"<p>{_link(address, text) if address else escape(text)}</p>"
         for text, address in detail.links
     )
     return (
@@ -138,12 +184,13 @@ def _table(table: Table) -> str:
         for style, column in zip(classes, table.columns, strict=True)
     )
     head = f"<thead><tr>{heads}</tr></thead>"
-    return f'<div class="scroll"><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
+    style = "scroll tall" if len(lines) > MOST_ROWS else "scroll"
+    return f'<div class="{style}"><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
 def _first(table: Table, cell: str) -> str:
     link = table.links.get(cell)
-    return f'<a href="{escape(link)}">{escape(cell)}</a>' if link else escape(cell)
+    return _link(link, cell) if link else escape(cell)
 
 
 def _tooltip(column: Column) -> str:

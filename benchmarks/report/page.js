@@ -62,7 +62,8 @@ for (const cards of document.querySelectorAll(".cards")) {
 }
 const open = () => {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (target instanceof HTMLDetailsElement) { target.open = true; target.scrollIntoView(); }
+  for (let part = target; part; part = part.parentElement) if (part instanceof HTMLDetailsElement) part.open = true;
+  if (target) target.scrollIntoView();
 };
 addEventListener("hashchange", open);
 open();

@@ -162,13 +162,27 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Card:
+    """One of several things to begin with.
+
+    Attributes:
+        text: Paragraphs.
+        links: (text, address, what is said beside it).
+    """
+
+    title: str
+    text: tuple[str, ...] = ()
+    links: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Section:
     """One thing that a report says.
 
     Attributes:
         title: Heading; empty where the section continues the one before.
-        content: Table, picture, details or samples, below the text; only a page shows the
-            latter two.
+        content: Table, picture, details, samples, cards or pictures, below the text; only a page
+            shows what is a sequence.
         lines: List below both.
         level: ``compact`` sections are shown on a terminal too, ``full`` ones in files alone.
         depth: Depth of the heading, 1 for the report's own.
@@ -177,7 +191,7 @@ class Section:
 
     title: str = ""
     text: tuple[str, ...] = ()
-    content: Table | Picture | Sequence[Detail] | Sequence[Sample] | None = None
+    content: Table | Picture | Sequence[Detail | Sample | Card | Picture] | None = None
     lines: tuple[str, ...] = ()
     level: Level = "compact"
     depth: int = 2

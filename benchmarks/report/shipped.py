@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from stable_forgetting.common.base.errors import DataError, one_line
 RESULTS = Path(__file__).parents[1] / "results"
 _CELLS = re.compile(r"(?<!\\)\|")
 """Borders of a pipe table's cells."""
+_HEAD = re.compile(r"`([^`]+)` (.*)", re.DOTALL)
+_MARK = re.compile(r"([^\w\s`]) (.*)", re.DOTALL)
+"""What begins the explanation of a column, and of a mark."""
 
 
 def shipped_report(name: str) -> Path | None:
@@ -64,7 +68,36 @@ def recorded_seconds(name: str, store: Path) -> float | None:
 
 def read_report(text: str) -> list[Section]:
     """A report's Markdown as the sections that it was written from, without pictures."""
-    return [section for block in text.split("\n\n") for section in _sections(block.strip("\n"))]
+    found: list[Section] = []
+    for section in (s for block in text.split("\n\n") for s in _sections(block.strip("\n"))):
+        last = found[-1].content if found else None
+        own = section.text[0] if section.text else ""
+        explained = _explained(last, own) if own and isinstance(last, Table) else None
+        if explained:
+            found[-1] = replace(found[-1], content=explained)
+        else:
+            found.append(section)
+    return found
+
+
+def _explained(content: Table, text: str) -> Table | None:
+    """The table with what a paragraph says of its columns and marks; None where it says another."""
+    docs: dict[str, str] = {}
+    notes: dict[str, str] = {}
+    into, last = docs, ""
+    for part in text.removesuffix(".").split("; "):
+        head, mark = _HEAD.match(part), _MARK.match(part)
+        if head and head[1] in content.heads:
+            into, last = docs, head[1]
+            docs[last] = head[2]
+        elif mark:
+            into, last = notes, mark[1]
+            notes[last] = mark[2]
+        elif last:
+            into[last] += f"; {part}"
+    columns = tuple(replace(c, doc=docs.pop(c.head, "")) for c in content.columns)
+    explained = replace(content, columns=columns, notes=notes)
+    return explained if explained.explanation == text else None
 
 
 def _sections(block: str) -> Iterator[Section]:

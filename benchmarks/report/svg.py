@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 GREY = "#666"
 LEFT, WIDTH, PITCH, HEAD = 190, 520, 22, 64
 """Of a picture with a row per line: room for labels, the axis, a row, the head."""
+NEAR = 9
+"""Pixels within which points share a label."""
 
 
 def element(tag: str, *content: str, **attributes: object) -> str:
@@ -46,6 +48,42 @@ def polyline(points: Iterable[tuple[float, float]], **attributes: object) -> str
     """A line through points."""
     places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return element("polyline", points=places, fill="none", **attributes)
+
+
+def numbered(
+    points: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]] = ()
+) -> list[str]:
+    """The numbers of points, from 1, beside them and clear of ``others``.
+
+    Those at nearly one place share a label, and a label takes the first corner that is free.
+    """
+    groups: dict[tuple[float, float], list[int]] = {}
+    for number, (x, y) in enumerate(points, 1):
+        near = (place for place in groups if max(abs(place[0] - x), abs(place[1] - y)) < NEAR)
+        groups.setdefault(next(near, (x, y)), []).append(number)
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in (*points, *others)]
+    labels = []
+    for (x, y), numbers in groups.items():
+        told = ", ".join(map(str, numbers))
+        boxes = [
+            _box(left, y + up, told) for up in (-6, 15) for left in (x + 8, x - 8 - 6 * len(told))
+        ]
+        box = next((own for own in boxes if not any(_meet(own, o) for o in taken)), boxes[0])
+        taken.append(box)
+        labels.append(text(box[0], box[3], told, font_size=11))
+    return labels
+
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
+
+
+def _box(left: float, bottom: float, told: str) -> Box:
+    return left, bottom - 9, left + 6 * len(told), bottom
+
+
+def _meet(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def picture(

@@ -13,7 +13,7 @@ STEPS = ((1.0, "#b7e1c0"), (2.0, "#dcefc8"), (5.0, "#fbeec1"), (20.0, "#f6cfa4")
 """Largest ratio -> colour, the nearest to a retrained model first."""
 FAR = "#eba9a0"
 INK = "#1c1c1c"
-CELL, LEFT, TOP = (46, 20), 190, 190
+CELL, LEFT, TOP = (32, 20), 160, 170
 LEAST_SUITES = 3
 """A row stands in the picture from so many suites on."""
 

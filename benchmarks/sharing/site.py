@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,30 +10,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.benchmarks.leaderboard.board import BoardRow
-from stable_forgetting.benchmarks.leaderboard.data import to_json
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
+from stable_forgetting.benchmarks.leaderboard.data import csv_text, row_lines, run_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.page import as_page
 from stable_forgetting.benchmarks.leaderboard.picture import draw
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_detail
 from stable_forgetting.benchmarks.leaderboard.tables import READING
-from stable_forgetting.benchmarks.report import html
+from stable_forgetting.benchmarks.report import html, tex
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.section import Detail, Picture, Section, Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board, read_report
 from stable_forgetting.benchmarks.sharing import versus
-from stable_forgetting.benchmarks.sharing.front import INDEX, ORIGINS, Page, lists
+from stable_forgetting.benchmarks.sharing.front import COMPARED, INDEX, ORIGINS, Page, lists
+from stable_forgetting.benchmarks.sharing.pareto import picture as pareto
+from stable_forgetting.benchmarks.sharing.pareto import places, sides_of
 from stable_forgetting.benchmarks.sharing.verify import sections as verified_sections
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
 from stable_forgetting.benchmarks.suite.reading import suite_version
 from stable_forgetting.benchmarks.suite.remembered import remembered
-from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.base.errors import ConfigError, UserError
+from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.store.stages import StageStore
 
 logger = logging.getLogger(__name__)
+TAKEN = {"csv": "CSV", "tex": "LaTeX"}
+"""End of a file that a page offers -> its format."""
 
 
 def write_site(out: Path, submissions: Path | None, store: Path | None = None) -> list[str]:
@@ -50,14 +57,18 @@ def write_site(out: Path, submissions: Path | None, store: Path | None = None) -
     if out.exists() and not (out.is_dir() and ((out / INDEX).is_file() or not any(out.iterdir()))):
         raise ConfigError(f"--out {out}: holds something else; name another folder")
     own = [*(_of_store(store) if store else ()), *(_submitted(submissions) if submissions else ())]
-    pages = [*_shipped(), _versus(), *own]
-    files = {
-        page.file: html.write(page.sections, home=(INDEX, "All results"), note=ORIGINS[page.origin])
-        for page in pages
-    }
-    files |= lists(pages)
+    boards = [*_shipped(), *own]
+    met = _met(boards)
+    pages = [*boards, *_maps(), *([_versus(met)] if met else ())]
+    files: dict[str, str] = {}
+    for page in pages:
+        links = [(name, TAKEN[name.rpartition(".")[2]]) for name in page.files]
+        home, note = (INDEX, "All results"), ORIGINS[page.origin]
+        files[page.file] = html.write(page.sections, home=home, note=note, links=links, folded=True)
+        files |= page.files
+    files |= lists(pages, met)
     write_files(out, files)
-    return [*files]
+    return [name for name in files if name.endswith(".html")]
 
 
 def _shipped() -> Iterator[Page]:
@@ -71,29 +82,70 @@ def _shipped() -> Iterator[Page]:
         ]
         floors = (data["floor"] or {}).get("per_seed", ())
         drawn = draw(data["suite"], distance["title"], distance["unit"], rows, floors)
-        report, made = _made_how(report)
-        pieces = [*_linked(report, data), Section(content=_details(data)), *made]
+        *pieces, made = as_page(_linked(report, data), distance["title"])
+        details = Section("Sources, commands and settings of every row", content=_details(data))
+        pieces += [*([details] if details.content else ()), made]
         place = next(n for n, section in enumerate(pieces) if isinstance(section.content, Table))
-        pieces.insert(place, Section(content=drawn))
+        pieces.insert(place + 1, Section(content=drawn))
         title = report[1].text[0] if len(report) > 1 and report[1].text else ""
-        current = suite_version(file.parent.name) == data["version"]
-        origin = "shipped" if current else "withdrawn"
-        yield Page(f"{file.parent.name}.html", title, origin, pieces, data)
+        name = file.parent.name
+        origin = "shipped" if suite_version(name) == data["version"] else "withdrawn"
+        files = {
+            f"{name}.csv": (file.parent / "leaderboard.csv").read_text("utf-8"),
+            f"{name}.tex": tex.write(report),
+        }
+        with (file.parent / "runs.csv").open(encoding="utf-8") as stream:
+            runs = [*csv.DictReader(stream)]
+        page = Page(f"{name}.html", title, origin, pieces, data, files=files)
+        yield _seen(page, load_suite(name), runs)
+
+
+def _maps() -> Iterator[Page]:
+    """The sweeps that come with the project; their pictures stand after the first tables."""
     for file in sorted(RESULTS.glob("maps/*/MAP.md")):
         report = read_report(file.read_text("utf-8"))
-        picture = Picture((file.parent / "map.svg").read_text("utf-8"), report[0].title)
-        pieces = [*report, Section(content=picture)]
-        yield Page(f"map-{file.parent.name}.html", report[0].title, "shipped", pieces, {})
+        pictures = [
+            Section(content=Picture((file.parent / name).read_text("utf-8"), report[0].title))
+            for name in ("map.svg", "depth.svg")
+            if (file.parent / name).is_file()
+        ]
+        parts = [n for n, section in enumerate(report) if section.title and section.depth == 2]
+        start = parts[0] if parts else len(report)
+        pieces = [*report[:start], *pictures, *report[start:]]
+        name = f"map-{file.parent.name}"
+        files = {f"{name}.tex": tex.write(report)}
+        yield Page(f"{name}.html", report[0].title, "shipped", pieces, {}, files=files)
 
 
-def _made_how(report: Sequence[Section]) -> tuple[list[Section], list[Section]]:
-    """The report without the paragraph on data and versions, and that paragraph, folded."""
-    start, rest, made = "Data: ", [], []
-    for section in report:
-        found = [text for text in section.text if text.startswith(start)]
-        made += [[Detail("made", "Data and versions", text)] for text in found]
-        rest.append(replace(section, text=tuple(t for t in section.text if t not in found)))
-    return rest, [Section(content=details) for details in made]
+def _seen(page: Page, suite: ResolvedSuite, runs: Sequence[Mapping[str, Any]]) -> Page:
+    """The page with what is forgotten there, and the picture of both sides before its tables."""
+    images = BENCHMARKS[suite.spec.benchmark].modality == "vision"
+    scenario = getattr(getattr(suite.protocol, "scenario", None), "kind", "")
+    what = {"class": "classes", "random": "random samples"}.get(scenario, scenario)
+    kind = f"Images: {what}" if images else f"Texts: {suite.spec.benchmark.upper()}"
+    sides = sides_of(suite)
+    found = places(runs, sides) if sides else {}
+    if sides is None or len(found) < 2:
+        return replace(page, kind=kind)
+    drawn = pareto(page.file.removesuffix(".html"), found, sides, page.file)
+    pieces = list(page.sections)
+    shown = (n for n, one in enumerate(pieces) if isinstance(one.content, Picture))
+    place = next(shown, len(pieces) - 1)
+    pieces.insert(place + 1, Section(content=drawn))
+    return replace(page, kind=kind, drawn=drawn, sections=pieces)
+
+
+def _page(board: Leaderboard, name: str, origin: str, before: Sequence[Section] = ()) -> Page:
+    """A page of a report that is made here."""
+    report = sections(board)
+    data, title = to_json(board), board.suite.spec.title
+    files = {f"{name}.csv": csv_text(row_lines(board)), f"{name}.tex": tex.write(report)}
+    pieces = [*before, *as_page(_linked(report, data), board.rule.title)]
+    return _seen(
+        Page(f"{name}.html", title, origin, pieces, data, files=files),
+        board.suite,
+        run_lines(board),
+    )
 
 
 def _of_store(store: Path) -> Iterator[Page]:
@@ -108,18 +160,26 @@ def _of_store(store: Path) -> Iterator[Page]:
             continue
         board = make_leaderboard(suite, StageStore(store))
         if board.records:
-            name = re.sub(r"[^\w.+=-]+", "-", folder.name)
-            title, pieces = board.suite.spec.title, sections(board)
-            yield Page(f"run-{name}.html", title, "own", pieces, to_json(board))
+            yield _page(board, f"run-{_file(folder.name)}", "own")
 
 
-def _versus() -> Page:
-    """Rows with a bound against rows without, over all shipped tables."""
-    met, withdrawn = versus.encounters(versus.CLAIMS, [RESULTS])
+def _file(name: str) -> str:
+    return re.sub(r"[^\w.+=-]+", "-", name)
+
+
+def _met(pages: Sequence[Page]) -> list[versus.Encounter]:
+    """Rows with a bound against rows without, over all tables of the site that are comparable."""
+    boards = {p.file.removesuffix(".html"): p.data for p in pages if p.origin in COMPARED}
+    return versus.meetings(versus.CLAIMS, boards)
+
+
+def _versus(met: Sequence[versus.Encounter]) -> Page:
     title = "Does a bound help? Rows against each other, in every table that has both"
     pieces = [Section(title, depth=1), Section(content=picture(met))]
-    pieces += [replace(s, depth=2) for s in versus.sections(met, withdrawn)]
-    return Page("versus.html", title, "shipped", pieces, {})
+    pieces += [replace(s, depth=2) for s in versus.sections(met, ())]
+    return Page(
+        "versus.html", title, "shipped", pieces, {}, files={"versus.csv": versus.to_csv(met)}
+    )
 
 
 def _linked(report: Sequence[Section], data: Mapping[str, Any]) -> list[Section]:
@@ -157,6 +217,4 @@ def _submitted(folder: Path) -> Iterator[Page]:
         board = verification.board
         said = [replace(s, title="", depth=2) for s in verified_sections(verification)]
         origin = "differs" if verification.different else "verified"
-        name = re.sub(r"[^\w.+=-]+", "-", path.stem)
-        pieces = [*said, *sections(board)]
-        yield Page(f"submitted-{name}.html", board.suite.spec.title, origin, pieces, to_json(board))
+        yield _page(board, f"submitted-{_file(path.stem)}", origin, said)

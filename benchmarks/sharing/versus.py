@@ -20,13 +20,13 @@ from stable_forgetting.common.measure.gaps import PairedDifference, paired_diffe
 from stable_forgetting.common.measure.verdict import LEVEL, holm_by_key
 
 BOARD = "leaderboard.json"
-CLAIMS = (
-    ("gd_sine", "gd_lora_omega"),
-    ("gd_sine", "gd_lora"),
-    ("gd_tanh_tight", "gd_lora_omega"),
-    ("gd_ul_tanh_tight", "gd_ul"),
-)
-"""What is asked where nobody asks otherwise: does a bound help, the paper's or a tight one?"""
+CLAIMS = {
+    ("gd_sine", "gd_lora_omega"): "The paper's sine against the same adapter without it",
+    ("gd_sine", "gd_lora"): "The paper's sine against plain LoRA",
+    ("gd_tanh_tight", "gd_lora_omega"): "A bound of the weights' size against none",
+    ("gd_ul_tanh_tight", "gd_ul"): "The same bound against none, with the saturating loss",
+}
+"""What is asked where nobody asks otherwise: does a bound help?  Pair -> it in words."""
 READINGS = {
     "nearer": "says that the first row is nearer to the goal",
     "farther": "says that the second row is nearer",
@@ -36,6 +36,15 @@ READINGS = {
     "diverged": "says that a row diverged on some seed, so that they are not compared",
 }
 """What a comparison shows -> in words."""
+SHORT = {
+    "same": "equal to two decimals in",
+    "not apart": "no difference shown in",
+    "one seed": "one seed, which tells nothing, in",
+    "diverged": "not compared, as a row diverged, in",
+}
+"""Readings that decide nothing, in a sentence."""
+Boards = Mapping[str, Mapping[str, Any]]
+"""Name of a table -> it, as ``leaderboard.json`` has it."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class Encounter:
 
 
 def encounters(
-    pairs: Sequence[tuple[str, str]], stores: Sequence[Path], words: str = ""
+    pairs: Iterable[tuple[str, str]], stores: Sequence[Path], words: str = ""
 ) -> tuple[list[Encounter], list[str]]:
     """Every table that has both rows of a pair, pair by pair.
 
@@ -110,6 +119,16 @@ def encounters(
         DataError: A table cannot be read.
     """
     boards, withdrawn = _boards(stores, words.split())
+    return meetings(pairs, boards), withdrawn
+
+
+def meetings(pairs: Iterable[tuple[str, str]], boards: Boards) -> list[Encounter]:
+    """Every table that has both rows of a pair, pair by pair.
+
+    Raises:
+        ConfigError: No table has both rows of a pair.
+        DataError: A table cannot be read.
+    """
     met: list[Encounter] = []
     for pair in pairs:
         found = []
@@ -124,7 +143,7 @@ def encounters(
         p = {n: each.difference.p_value for n, each in enumerate(own) if each.difference}
         q = holm_by_key(p)
         met += [replace(each, q=q.get(n)) for n, each in enumerate(own)]
-    return met, withdrawn
+    return met
 
 
 def _boards(
@@ -186,7 +205,7 @@ def _distinct(found: Iterable[Encounter | None]) -> list[Encounter]:
     return sorted(result, key=lambda each: each.suite)
 
 
-def _missing(pair: tuple[str, str], boards: Mapping[str, Mapping[str, Any]]) -> str:
+def _missing(pair: tuple[str, str], boards: Boards) -> str:
     known = {row["row"] for board in boards.values() for row in board["rows"]}
     unknown = [label for label in pair if label not in known]
     told = f"; no table has {' and '.join(unknown)}" if unknown and known else ""
@@ -246,6 +265,15 @@ def tally(met: Sequence[Encounter]) -> str:
         if counts[word] and word not in ("nearer", "farther")
     ]
     return f"{len(met)} tables: {'; '.join(told)}."
+
+
+def answer(met: Sequence[Encounter]) -> str:
+    """The same as a sentence on the first row."""
+    counts = Counter(own.reading for own in met)
+    told = [f"nearer to the goal in {counts['nearer']} of {len(met)} tables"]
+    told.append(f"farther in {counts['farther']}")
+    told += [f"{words} {counts[word]}" for word, words in SHORT.items() if counts[word]]
+    return f"{', '.join(told)}."
 
 
 def _table(

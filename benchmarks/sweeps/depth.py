@@ -1,7 +1,7 @@
-"""Width against depth: along the size of a bound, how much is accepted and how soon it comes back.
+"""How much of a sweep is accepted, and how soon a relearning attack brings the knowledge back.
 
 Rows that differ in the size of their bound alone are one line; its last point is the row without a
-bound.  Depth is that of each row's best cell, as the suite's relearning audits measured it.
+bound.  The steps are those of each row's best cell, as the suite's relearning audits measured them.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from statistics import mean
 from typing import Any
 
 from stable_forgetting.benchmarks.audits.derive import AuditTable
-from stable_forgetting.benchmarks.report import curves
-from stable_forgetting.benchmarks.report.cells import MISSING, number
+from stable_forgetting.benchmarks.report import svg
+from stable_forgetting.benchmarks.report.cells import MISSING, number, significant
 from stable_forgetting.benchmarks.report.section import Column, Picture, Table, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.sweeps.board import Sweep
+from stable_forgetting.common.audits.base import Measure
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.bounded.phi import PHIS
 
 ABSOLUTE, FREE = "absolute", "none"
 LOSSES = {"cross_entropy": "ascent", "unlikelihood": "saturating loss"}
 STEPS = "steps"
+TITLE = "settings that are accepted against steps to relearn"
+SIDE, LEFT, TOP, LINE = 400, 50, 70, 17
 Place = float | str
 """Where a row stands: c of a bound relative to W0, :data:`ABSOLUTE` or :data:`FREE`."""
 
 
 @dataclass(frozen=True)
 class Trait:
-    """What the figure knows of a row.
+    """What the table knows of a row.
 
     Attributes:
         shape: Activation, ``ball``, or ``""`` without a bound.
@@ -132,7 +135,7 @@ def _depth(board: Sweep, audit: AuditTable) -> Panel:
 
 
 def depth_table(board: Sweep) -> Table:
-    """The numbers behind the figure, one row per point."""
+    """Along the size of each bound: the accepted share, and the steps of every audit."""
     shown = panels(board)
     rows = [
         [name, place_text(place), label, *(_cell(panel, label) for panel in shown)]
@@ -157,25 +160,117 @@ def place_text(place: Place) -> str:
 
 
 def depth_picture(board: Sweep) -> Picture | None:
-    """The panels as curves along the sizes; None without several sizes, or without a cell yet."""
-    lines = lines_of(board.suite)
-    if not lines or not board.lines:
+    """What is accepted and what is relearned, of every row that has both; None without such rows.
+
+    The steps are those of the first audit that trains on forgotten samples.
+    """
+    audits = [audit for audit in board.audits if STEPS in audit.columns]
+    relearned = next((a for a in audits if getattr(a.audit, "part", "forget") == "forget"), None)
+    if relearned is None:
         return None
-    places = sorted({place for points in lines.values() for place, _ in points}, key=order)
-    axis = f"c: {', '.join(map(place_text, places))}"
-    drawn = []
-    for panel in panels(board):
-        means = {
-            name: {
-                places.index(p): mean(panel.values[row]) for p, row in points if row in panel.values
-            }
-            for name, points in lines.items()
-        }
-        own = {name: line for name, line in means.items() if line}
-        ends = (0, len(places) - 1)
-        level = {} if panel.retrain is None else {"2 3": dict.fromkeys(ends, panel.retrain)}
-        drawn += [curves.Panel(panel.title, own, ends, axis, level)] if own else []
-    seeds = ", ".join(map(str, sorted(board.targets)))
-    title = f"{board.suite.name}: width against depth along c, seeds {seeds}; grey: Retrain"
-    picture = curves.draw(drawn, [*lines], title)
-    return Picture(picture, "width against depth along c", "depth.svg")
+    steps = {label: relearned.summary(label, STEPS) for label in relearned.rows}
+    accepted = {line.label: mean(line.accepted) for line in board.lines if line.accepted}
+    retrain = next(row.label for row in board.suite.rows if row.method == "retrain")
+    return scatter(board.suite, accepted, steps, steps.get(retrain))
+
+
+def scatter(
+    suite: ResolvedSuite,
+    accepted: Mapping[str, float],
+    steps: Mapping[str, Measure | None],
+    retrain: Measure | None,
+) -> Picture | None:
+    """A mark per row that is in both; None where there are less than two.
+
+    Args:
+        accepted: Row -> share of the grid's cells that the rule accepts, in percent.
+        steps: Row -> steps of the attack on its best cell.
+        retrain: Of the same attack.
+    """
+    known = {label: one for label, one in steps.items() if one and one.value is not None}
+    labels = [label for label in accepted if label in known]
+    if len(labels) < 2:
+        return None
+    top = max(_ends(one)[1] for one in (*(known[n] for n in labels), retrain) if one)
+    colours = _colours(suite)
+    dots = [_place(accepted[label], known[label].value or 0.0, top) for label in labels]
+    body = _frame(top, retrain)
+    for index, (label, dot) in enumerate(zip(labels, dots, strict=True)):
+        colour = colours.get(label, svg.GREY)
+        body.append(_mark(label, accepted[label], known[label], dot, top, colour))
+        place = (LEFT + SIDE + 30, TOP + 10 + LINE * index)
+        body.append(svg.text(*place, f"{index + 1}  {label}", fill=colour, font_size=11))
+    body += svg.numbered(dots)
+    bottom = TOP + SIDE + 54
+    if missing := len(accepted) - len(labels):
+        text = (
+            f"Left out: {missing} of {len(accepted)} rows, of which no accepted cell was attacked."
+        )
+        body.append(svg.text(LEFT, bottom, text, fill=svg.GREY, font_size=11))
+    height = max(bottom + 14, TOP + 20 + LINE * len(labels))
+    subtitle = "blue: bounded; red: the same without a bound; grey: others; " * bool(colours)
+    subtitle += f"bars: {known[labels[0]].interval}"
+    title = f"{suite.name}: {TITLE}"
+    size = (LEFT + SIDE + 200, height)
+    return Picture(svg.picture(*size, body, title=title, subtitle=subtitle), TITLE, "depth.svg")
+
+
+def _colours(suite: ResolvedSuite) -> dict[str, str]:
+    """Of the rows whose bound is tried in several sizes, and of those beside them without one."""
+    points = [point for line in lines_of(suite).values() for point in line]
+    return {label: "#c0392b" if place == FREE else "#1f4e9c" for place, label in points}
+
+
+def _ends(measure: Measure) -> tuple[float, float]:
+    value = measure.value or 0.0
+    ends = (value if end is None else end for end in (measure.low, measure.high))
+    low, high = ends
+    return max(0.0, low), high
+
+
+def _place(accepted: float, steps: float, top: float) -> tuple[float, float]:
+    up = math.log1p(steps) / math.log1p(top)
+    return LEFT + SIDE * accepted / 100, TOP + SIDE * (1 - up)
+
+
+def _frame(top: float, retrain: Measure | None) -> list[str]:
+    """The axes, and Retrain's steps as a line."""
+    grey: dict[str, Any] = {"fill": svg.GREY, "font_size": 11}
+    body = []
+    for tick in (0, 25, 50, 75, 100):
+        x, y = _place(tick, 0, top)
+        body.append(svg.line((x, TOP), (x, y), stroke="#eee"))
+        body.append(svg.text(x, y + 14, f"{tick}", text_anchor="middle", **grey))
+    for tick in (tick for tick in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= top):
+        x, y = _place(0, tick, top)
+        body.append(svg.line((x, y), (x + SIDE, y), stroke="#eee"))
+        body.append(svg.text(x - 6, y + 4, f"{tick}", text_anchor="end", **grey))
+    if retrain and retrain.value is not None:
+        x, y = _place(0, retrain.value, top)
+        told = f"Retrain {_least(retrain)}{significant(retrain.value)}"
+        body.append(svg.line((x, y), (x + SIDE, y), stroke="#1e8449", stroke_width=2))
+        body.append(svg.text(x + 4, y - 5, told, font_size=11))
+    axis = "share of settings that the sweep accepts, % \N{RIGHTWARDS ARROW}"
+    body.append(svg.text(LEFT + SIDE, TOP + SIDE + 32, axis, text_anchor="end", **grey))
+    body.append(svg.text(10, TOP - 10, "\N{UPWARDS ARROW} steps to relearn, log(1 + n)", **grey))
+    return body
+
+
+def _least(measure: Measure) -> str:
+    """A sign before the value of a training that was cut off."""
+    return "\N{GREATER-THAN OR EQUAL TO} " if "cut off" in measure.note else ""
+
+
+def _mark(
+    label: str, accepted: float, steps: Measure, dot: tuple[float, float], top: float, colour: str
+) -> str:
+    low, high = (_place(accepted, end, top) for end in _ends(steps))
+    told = f"{label}: {accepted:.1f} % accepted, relearned in {_least(steps)}"
+    fill = "none" if _least(steps) else colour
+    return svg.element(
+        "g",
+        svg.tip(f"{told}{significant(steps.value)} steps"),
+        svg.line(low, high, stroke=colour, stroke_opacity=0.4),
+        svg.element("circle", cx=dot[0], cy=dot[1], r=5.0, fill=fill, stroke=colour),
+        class_="row",
+    )

@@ -29,11 +29,10 @@ def sections(board: Sweep) -> list[Section]:
     audited, depth = audits_text(board), depth_picture(board)
     shown = [Section("Best cells", (audited,))] if audited else []
     shown += audit_sections(board.audits)
-    if depth:
-        shown += [
-            Section("Width against depth", content=depth_table(board), level="full"),
-            Section(content=depth, level="full"),
-        ]
+    sizes = depth_table(board)
+    found = [*([depth] if depth else ()), *([sizes] if sizes.rows else ())]
+    titles = ["Accepted settings and steps to relearn", ""]
+    shown += [Section(t, content=c, level="full") for t, c in zip(titles, found, strict=False)]
     return [
         Section(content=share_table(board)),
         Section(content=place_table(board)),

@@ -69,6 +69,37 @@ def test_pages_fit_the_screen_and_can_be_read(site, visit, width, scheme):
         assert 60 < first["width"] < max(width / 2, 300), name
 
 
+def test_no_page_is_wider_than_a_phone_or_endless(site, visit):
+    page = visit(site / "index.html", WIDTHS[0])
+    heads = []
+    for path in sorted(site.glob("*.html")):
+        page.goto(path.as_uri())
+        wide, high = page.evaluate(
+            "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
+        )
+        assert wide <= WIDTHS[0] and high < 10_000, f"{path.name}: {wide} x {high}"
+        heads.append(page.locator("h1").inner_text())
+    assert len(heads) > 80 and all(heads)
+
+
+def test_what_is_folded_opens_for_a_link_into_it(site, visit):
+    page = visit(site / "digits-class.html", 390)
+    assert not page.locator("#settings table").is_visible()
+    page.locator("#settings summary").first.click()
+    assert page.locator("#settings table").first.is_visible()
+    page.goto((site / "digits-class.html").as_uri() + "#row-gd")
+    assert page.locator("#row-gd pre").is_visible(), "both folds around it are open"
+
+
+def test_a_long_table_keeps_its_heads_in_sight(site, visit):
+    page = visit(site / "rows.html", 390)
+    head = page.locator("th").first
+    before = head.bounding_box()["y"]
+    page.locator("tbody tr").nth(300).scroll_into_view_if_needed()
+    top = page.locator(".tall").bounding_box()["y"]
+    assert abs(head.bounding_box()["y"] - top) < 2 and before > 0
+
+
 @pytest.fixture(scope="module")
 def sample_page(tmp_path_factory):
     """A hundred samples, each known best by another model than the one before."""
@@ -116,12 +147,12 @@ def contrast(page, element):
 def test_a_table_is_sorted_and_filtered(site, visit):
     page = visit(site / "rows.html", 1440)
     table = page.locator("table").first
-    values = "rows => rows.filter((r) => !r.hidden).map((r) => r.cells[3].textContent)"
+    values = "rows => rows.filter((r) => !r.hidden).map((r) => r.cells[4].textContent)"
     rows = table.locator("tbody tr")
-    table.locator("th").nth(3).click()
+    table.locator("th").nth(4).click()
     up = [float(text) for text in rows.evaluate_all(values)]
     assert up == sorted(up) and len(up) > 100
-    table.locator("th").nth(3).press("Enter")
+    table.locator("th").nth(4).press("Enter")
     down = [float(text) for text in rows.evaluate_all(values)]
     assert down == sorted(up, reverse=True)
     page.locator("input[type=search]").first.fill("digits-class gd_sine")
@@ -141,6 +172,14 @@ def test_the_front_page_leads_to_a_row_of_a_table(site, visit):
     page.goto((site / "index.html").as_uri())
     page.locator("svg a", has_text="gd_sine").first.click()
     assert page.locator("h1").inner_text() == "gd_sine"
+    page.goto((site / "index.html").as_uri())
+    assert page.locator(".grid section h3").count() == 3
+    page.locator(".grid section a", has_text="Texts: TOFU").click()
+    assert page.evaluate("document.getElementById('texts-tofu').getBoundingClientRect().top") < 900
+    mark = page.locator("figure svg a:has(circle)").first
+    place = mark.get_attribute("href")
+    mark.click()
+    assert page.url.endswith(place) and page.locator(f"#{place.split('#')[1]}").is_visible()
 
 
 def test_a_picture_answers_and_a_row_unfolds(site, visit):

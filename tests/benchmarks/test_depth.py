@@ -1,4 +1,4 @@
-"""The figure of width against depth, on cells and audits made by hand."""
+"""What is accepted against what is relearned, on cells and audits made by hand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from stable_forgetting.benchmarks.audits.derive import AuditTable
 from stable_forgetting.benchmarks.pipeline.cells import Edge
 from stable_forgetting.benchmarks.report import markdown
+from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.sweeps.board import Sweep
 from stable_forgetting.benchmarks.sweeps.depth import (
@@ -127,25 +128,68 @@ def test_the_numbers_behind_the_figure(board):
     assert rows["tanh, ascent", "0.3"] == ["tanh_c0.3", "32.0", "–", "–"]
     assert rows["tanh, ascent", "none"] == ["gd_lora_omega", "18.0", "13.0", "–"]
     text = markdown.write(sections(board))
-    assert "## Width against depth" in text and "![width against depth along c](depth.svg)" in text
+    assert "## Accepted settings and steps to relearn" in text and "](depth.svg)" in text
 
 
-def test_the_picture_is_read_at_a_readmes_width(board):
+def test_a_mark_is_a_row_that_has_both(board):
     root = ET.fromstring(depth_picture(board).svg)
     assert float(root.get("width")) <= NARROW
-    for node in root.iter("{http://www.w3.org/2000/svg}text"):
-        assert 0 <= float(node.get("x")) <= float(root.get("width"))
+    texts = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
     tips = [node.text for node in root.iter("{http://www.w3.org/2000/svg}title")]
-    of_c1 = [tip for tip in tips if tip.startswith("tanh, ascent at 4:")]
-    assert of_c1 == [f"tanh, ascent at 4: {value}" for value in (46, 9, 60)]
-    below = [tip for tip in tips if tip.startswith("tanh, ascent at 2:")]
-    assert below == ["tanh, ascent at 2: 32"], "no accepted cell was audited: no depth"
-    assert "c: 0.1, 0.25, 0.3, 0.5, 1, 3, 10, absolute, none" in depth_picture(board).svg
-    names = re.findall(r">((?:tanh|sine|ball), [^<:]+)<", depth_picture(board).svg)
-    assert set(names) == set(lines_of(board.suite))
+    assert tips == [
+        "gd_lora_omega: 18.0 % accepted, relearned in 13 steps",
+        "tanh_c1: 46.0 % accepted, relearned in 9 steps",
+    ]
+    assert "Retrain 45" in texts
+    assert "Left out: 5 of 7 rows, of which no accepted cell was attacked." in texts
+    marks = list(root.iter("{http://www.w3.org/2000/svg}circle"))
+    (ox, oy), (cx, cy) = [(float(mark.get("cx")), float(mark.get("cy"))) for mark in marks]
+    assert ox < cx and oy < cy, "more to the right is accepted more, higher is relearned later"
+    assert [mark.get("stroke") for mark in marks] == ["#c0392b", "#1f4e9c"], "control, bound"
 
 
-def test_a_sweep_of_one_size_has_no_such_figure(board):
-    single = replace(board, suite=load_suite("digits-class-sweep"))
-    assert depth_picture(single) is None and "depth.svg" not in markdown.write(sections(single))
+def test_a_training_that_was_cut_off_is_hollow(board):
+    few = {"retrain": (90, 90), "tanh_c1": ("100+", 100), "gd_tanh": (0, 0)}
+    cut = replace(board, audits=[relearnt("relearn", few)])
+    root = ET.fromstring(depth_picture(cut).svg)
+    marks = {mark.get("fill") for mark in root.iter("{http://www.w3.org/2000/svg}circle")}
+    assert marks == {"none", "#1f4e9c"}
+    tips = [node.text for node in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert "tanh_c1: 46.0 % accepted, relearned in ≥ 100 steps" in tips
+    assert "gd_tanh: 15.0 % accepted, relearned in 0 steps" in tips, "0 has a place on the axis"
+
+
+def test_a_sweep_without_an_attack_on_two_rows_has_no_such_picture(board):
+    for audits in (
+        [],
+        board.audits[1:],
+        [relearnt("relearn", {"retrain": (40,), "tanh_c1": (8,)})],
+    ):
+        own = replace(board, audits=audits)
+        assert depth_picture(own) is None and "depth.svg" not in markdown.write(sections(own))
     assert depth_picture(replace(board, lines=[])) is None
+
+
+@pytest.mark.parametrize(
+    "file", sorted(RESULTS.glob("maps/*/depth.svg")), ids=lambda f: f.parent.name
+)
+def test_a_shipped_picture_shows_what_its_table_says(file):
+    """Every row with an accepted share and steps of the first attack is a mark, and no other is."""
+    text = (file.parent / "MAP.md").read_text("utf-8")
+    first, attack = text.partition("### relearn:")[::2]
+    shares = dict(
+        re.findall(
+            r"^\| (\w[\w.]*) \| ([\d.]+)(?:±[\d.]+)? \|", first.partition("lower edge")[0], re.M
+        )
+    )
+    steps = dict(re.findall(r"^\| (\w[\w.]*) \| ([\d.]+)", attack.partition("### ")[0], re.M))
+    root = ET.parse(file).getroot()
+    tips = [node.text for node in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert tips == [
+        f"{row}: {shares[row]} % accepted, relearned in {steps[row]} steps"
+        for row in shares
+        if row in steps
+    ]
+    assert len(tips) >= 2 and f"Retrain {steps['retrain']}" in ET.tostring(root, "unicode").replace(
+        "≥ ", ""
+    )

@@ -280,6 +280,12 @@ def test_the_site_has_the_suites_of_a_store(copied, cli, tmp_path, one_line_erro
     assert cli("site", "--out", out, "--store", copied.store).code == 0
     own = [path for path in out.glob("run-*.html") if "gd_sine" in path.read_text()]
     assert own and all(path.name in (out / "index.html").read_text() for path in own)
+    for path in own:  # what it says can be taken away
+        lines = [*csv.DictReader(path.with_suffix(".csv").open(encoding="utf-8"))]
+        assert {line["row"] for line in lines} >= {"retrain", "gd_sine"}
+        assert "\\begin{tabular}" in path.with_suffix(".tex").read_text()
+        assert f'href="{path.stem}.csv"' in path.read_text()
+        assert f'href="{path.stem}.tex"' in path.read_text()
     fault = one_line_error(cli("site", "--out", tmp_path / "other", "--store", tmp_path))
     assert "holds no suites" in fault and not (tmp_path / "other").exists()
 
@@ -290,14 +296,15 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     site = tmp_path / "site"
     for _ in range(2):  # it may be made again
         assert cli("site", "--out", site, "--submissions", bundles).code == 0
-    pages = {path.name: path.read_text() for path in site.iterdir()}
+    pages = {path.name: path.read_text() for path in site.glob("*.html")}
     shipped = {f"{path.parent.name}.html" for path in RESULTS.glob("*/LEADERBOARD.md")}
     maps = {f"map-{path.parent.name}.html" for path in RESULTS.glob("maps/*/MAP.md")}
     lists = {"index.html", "rows.html", "submitted-theirs.html", "versus.html"}
     methods = {name for name in pages if name.startswith("method-")}
     assert {*pages} == shipped | maps | lists | methods and "method-gd_sine.html" in methods
     index = pages.pop("index.html")
-    assert all(f'href="{name}"' in index for name in pages)
+    listed = index + pages["rows.html"]
+    assert all(f'href="{name}"' in (listed if name in methods else index) for name in pages)
     assert all('href="index.html"' in page for page in pages.values())
     assert "the table was made again from the submitted scores" in pages["submitted-theirs.html"]
     assert "unlearn run digits-class --only gd_sine" in pages["digits-class.html"]

@@ -82,7 +82,7 @@ def test_a_group_takes_what_its_suites_take(tmp_path):
 
 def test_show_explains_the_defaults_and_names_the_class(cli):
     shown = cli("show", "gd_sine").out
-    assert "adapter.omega: 100.0  Inner frequency." in shown
+    assert "adapter.omega: 100.0  The absolute bound's frequency." in shown
     assert re.search(r"class +\S+common/methods/simple\.py:\d+\n", shown)
     assert "Formula:" in shown, "a variant states the objective of its base"
     assert len([*explained(METHODS["gd_sine"].Config())]) > 30

@@ -11,6 +11,7 @@ import pytest
 
 from stable_forgetting.benchmarks.leaderboard import target
 from stable_forgetting.benchmarks.leaderboard.trajectory import mean_line
+from stable_forgetting.benchmarks.report import svg
 from stable_forgetting.common.train.tracking import read_scalars
 
 ROWS = {
@@ -58,7 +59,7 @@ def test_rows_that_evaluate_in_training_get_a_trajectory(caplog, tiny_suite, tmp
 
 
 def test_rows_at_one_point_of_the_target_share_a_label():
-    texts = [re.sub("<[^>]*>", "", label) for label in target._labels([(0, 0), (50, 0), (3, -3)])]
+    texts = [re.sub("<[^>]*>", "", label) for label in svg.numbered([(0, 0), (50, 0), (3, -3)])]
     assert texts == ["1, 3", "2"], "no number is printed over another"
 
 

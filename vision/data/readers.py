@@ -282,7 +282,7 @@ _CIFAR_READERS = {
 def _read_folder(config: DataConfig, data_root: Path | None) -> RawData:
     assert config.folder is not None
     if data_root is None:
-        raise DataError("name: folder needs --data-root DIR")
+        raise DataError("name: folder needs --data-root DIR, the folder above (Python: data_root)")
     root = data_root / config.folder
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; give the right --data-root or data.folder")
