@@ -27,7 +27,7 @@ SHORT = {
     "steps": "counts optimizer steps, where they set the length",
     "batch_size": "counts the samples of a step",
     "lr": "is the peak learning rate as written; `lr_scaling` may divide what is applied",
-    "lam": "is the weight of the forget term",
+    "forget_weight": "is the weight of the forget term",
     "adapter.rank": "is the rank of the adapter",
     "adapter.omega": "is the factor inside its activation",
 }

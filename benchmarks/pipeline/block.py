@@ -130,7 +130,7 @@ def _together(
         engine,
         forward=task.forward,
         rates=[config.engine().lr for config in configs],
-        weights=[config.lam for config in configs],
+        weights=[config.forget_weight for config in configs],
         total=max(spec.steps),
         forget_loss=first.forget_loss,
         ball=first.ball,

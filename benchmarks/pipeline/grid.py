@@ -125,7 +125,7 @@ class _Blocks:
     def _stage(self, seed: int, points: tuple[Point, ...]) -> Stage:
         configs = [self.row.config(lr, lam) for lr, lam in points]
         cls = METHODS[self.row.method]
-        plain = [config.model_copy(update={"lr": 1.0, "lam": 1.0}) for config in configs]
+        plain = [config.model_copy(update={"lr": 1.0, "forget_weight": 1.0}) for config in configs]
         alike = all(config == plain[0] for config in plain)  # but for rate and weight
         together = runs_together(cls, configs[0]) and alike
         params = [canonical(config) for config in configs]

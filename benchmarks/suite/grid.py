@@ -15,7 +15,6 @@ from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.metric import SweepAxes
 from stable_forgetting.common.methods.base import resolve_config
-from stable_forgetting.common.methods.forget_retain import lambda_field
 
 Point = tuple[float, float]
 """Effective learning rate and lambda."""
@@ -138,9 +137,7 @@ def grid_row(
             raise ConfigError(
                 f"{file}: method '{method}' has no '{needed}', so it has no grid; remove the row"
             )
-    axis = own.axis
-    if axis == "lam":
-        axis = lambda_field(config) or axis
+    axis = config.field_of(own.axis) if own.axis else None
     if axis is not None and axis.partition(".")[0] not in config.model_fields:
         raise ConfigError(
             f"{file}: method '{method}' has no '{axis}'; write grid: {{rows: {{{label}: "

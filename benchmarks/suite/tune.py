@@ -227,7 +227,9 @@ class Search:
         self, draws: Sequence[Draw], gaps: Sequence[float], count: int
     ) -> Iterable[dict[str, float]]:
         first, *others = self.tune.seeds
-        seed = derive(first, *others, digest(self.space), len(draws))
+        stored = METHODS[self.method].Config.stored
+        space = {stored.get(key, key): dimension for key, dimension in self.space.items()}
+        seed = derive(first, *others, digest(space), len(draws))
         trials = [(draw.point, gap) for draw, gap in zip(draws, gaps, strict=True)]
         whole = {key for key in self.space if self.whole(key)}
         limit = 200 + 50 * count

@@ -73,7 +73,7 @@ def trait(row: ResolvedRow) -> Trait | None:
         return None
     whole = canonical(config)
     own = {**whole, "adapter": dict(whole["adapter"])}
-    for name in ("lr", "lam", "steps", "ball"):
+    for name in ("lr", "forget_weight", "steps", "ball"):
         own.pop(name, None)
     for name in ("phi", "bound", "c"):
         own["adapter"].pop(name, None)

@@ -58,7 +58,7 @@ def picture(board: Sweep) -> Picture:
 def _name(board: Sweep, line: SweepLine) -> str:
     """A panel's head: the method, its own second axis if any, and its accepted share."""
     axis = board.axis(line.label)
-    name = line.label if axis in ("lam", None) else f"{line.label} (y: {axis})"
+    name = line.label if axis in ("forget_weight", None) else f"{line.label} (y: {axis})"
     return f"{name}: {summarise(line.accepted).mean:.0f} %"
 
 

@@ -40,11 +40,13 @@ def _mentions_bool(annotation: Any) -> bool:
 class Strict(BaseModel):
     """Base of every config: frozen, no unknown keys, no NaN, no yes/no where a number belongs.
 
-    ``aliases`` are further words for fields: word -> field.
+    ``aliases`` are further words for fields: word -> field.  ``stored`` are the names that stage
+    keys hold where a field was renamed since: field -> name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     aliases: ClassVar[Mapping[str, str]] = {}
+    stored: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def field_of(cls, key: str) -> str:
@@ -59,8 +61,7 @@ class Strict(BaseModel):
 
     def identity(self) -> dict[str, Any]:
         """What stage keys and digests hash of it: plain JSON types."""
-        fields: dict[str, Any] = canonical(self)
-        return fields
+        return {self.stored.get(key, key): value for key, value in canonical(self).items()}
 
     @field_validator("*", mode="before")
     @classmethod

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import model_validator
+
 from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import Placement
@@ -37,7 +39,7 @@ class GDDelora(UnlearningMethod):
         """Settings of GD + DeLoRA.
 
         Attributes:
-            lam: Weight lambda of the forget term (``forget_weight`` means the same).
+            forget_weight: Factor of the forget term, the sources' lambda (``lam`` means the same).
             forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is the saturating loss
                 -log(1 - p_y).
             rank: r of A and B.
@@ -48,18 +50,24 @@ class GDDelora(UnlearningMethod):
             targets: Glob patterns that replace the model's own for ``placement``.
         """
 
-        aliases: ClassVar[Mapping[str, str]] = {"forget_weight": "lam"}
+        aliases: ClassVar[Mapping[str, str]] = {"lam": "forget_weight"}
+        stored: ClassVar[Mapping[str, str]] = {"forget_weight": "lam"}
         steps: Count | None = 100
         epochs_of: str | None = "forget"
         batch_size: Count = 32
         lr: Positive = 3e-3
-        lam: NonNegative = 0.1
+        forget_weight: NonNegative = 0.1
         forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"
         rank: Count = 8
         strength: Positive = 2.0
         train_bound: bool = True
         placement: Placement = "mlp"
         targets: tuple[str, ...] | None = None
+
+        @model_validator(mode="before")
+        @classmethod
+        def _of_an_earlier_record(cls, data: Any) -> Any:
+            return cls.by_field(data) if isinstance(data, Mapping) else data
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the factors and merges them."""
@@ -69,7 +77,7 @@ class GDDelora(UnlearningMethod):
         config: Any = self.config
         engine = FitConfig.of(config)
         objective = objectives.gradient_difference(
-            1.0, config.lam, config.forget_loss, engine.average
+            1.0, config.forget_weight, config.forget_loss, engine.average
         )
         attach_delora(task, config)
         if task.telemetry is not None and task.telemetry.evaluate_during is not None:

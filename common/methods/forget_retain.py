@@ -22,7 +22,7 @@ class ForgetConfig(AdaptedConfig):
     """What is trained, plus a forget term.  The defaults suit tiny models trained from scratch.
 
     Attributes:
-        forget_weight: Factor of the forget term, also called lambda (``lam``).
+        forget_weight: Factor of the forget term, the sources' lambda (``lam`` means the same).
         average: As in every training; it does not touch sums of log-probabilities.
         fila: Start the adapters on what forget needs most; reads retain data.
     """
@@ -85,11 +85,6 @@ class PaddedConfig(RetainConfig):
         if self.pad_to is not None and self.compat not in self.padding:
             raise ValueError("pad_to: only where compat counts padding; leave it out")
         return self
-
-
-def lambda_field(config: type[Strict]) -> str | None:
-    """The field that holds lambda, the weight of the forget term; None where there is none."""
-    return next((name for name in ("lam", "forget_weight") if name in config.model_fields), None)
 
 
 class ForgetRetainMethod(GradientMethod):

@@ -74,15 +74,16 @@ class GradientConfig(AdaptedConfig):
     """Config of gradient difference and its kin: what is trained, plus the objective.
 
     Attributes:
-        lam: Weight lambda of the forget term (``forget_weight`` means the same).
+        forget_weight: Factor of the forget term, the sources' lambda (``lam`` means the same).
         retain_weight: Factor of the retain term.
         forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is the saturating loss
             -log(1 - p_y).
     """
 
-    aliases: ClassVar[Mapping[str, str]] = {"forget_weight": "lam"}
+    aliases: ClassVar[Mapping[str, str]] = {"lam": "forget_weight"}
+    stored: ClassVar[Mapping[str, str]] = {"forget_weight": "lam"}
     epochs_of: str | None = "forget"
-    lam: NonNegative = 0.1
+    forget_weight: NonNegative = 0.1
     retain_weight: NonNegative = 1.0
     forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"
 
@@ -91,7 +92,8 @@ class GradientConfig(AdaptedConfig):
     def _without_what_is_gone(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        return {k: v for k, v in data.items() if k not in GONE or v != GONE[k]}
+        known = {k: v for k, v in data.items() if k not in GONE or v != GONE[k]}
+        return cls.by_field(known)
 
     def identity(self) -> dict[str, Any]:
         """With the fields that the first stage keys were made with."""
@@ -104,7 +106,7 @@ class GradientConfig(AdaptedConfig):
 PAPER_LITERAL: Mapping[str, Mapping[str, Any]] = {
     "paper_literal": {
         "lr": 1e-5,
-        "lam": 10.0,
+        "forget_weight": 10.0,
         "steps": 500,
         "batch_size": 128,
         "lr_scaling": "none",
@@ -114,7 +116,7 @@ PAPER_LITERAL: Mapping[str, Mapping[str, Any]] = {
         "lr": 1.0,
         "weight_decay": 0.0,
         "retain_weight": 1e-5,
-        "lam": 1e-4,
+        "forget_weight": 1e-4,
         "steps": 500,
         "batch_size": 128,
         "lr_scaling": "none",

@@ -75,7 +75,7 @@ class Finetune(GradientMethod):
 
     class Config(GradientConfig):
         lr: Positive = 1e-3
-        lam: NonNegative = 0.0
+        forget_weight: NonNegative = 0.0
         epochs_of: str | None = None
 
     def objective(self) -> objectives.Objective:
@@ -121,7 +121,7 @@ class GradientDifference(GradientMethod):
         """Both terms, weighted."""
         config = self.config
         return objectives.gradient_difference(
-            config.retain_weight, config.lam, config.forget_loss, config.average
+            config.retain_weight, config.forget_weight, config.forget_loss, config.average
         )
 
 

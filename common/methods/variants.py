@@ -101,7 +101,7 @@ def _presets(path: str) -> Any:
 def _config(base: type[Strict], defaults: Mapping[str, Any], name: str) -> type[Strict]:
     """``base`` with other defaults."""
     fields: dict[str, Any] = {}
-    for key, value in defaults.items():
+    for key, value in base.by_field(defaults).items():
         info = base.model_fields[key]
         kind: Any = info.annotation
         fields[key] = (Annotated[(kind, *info.metadata)] if info.metadata else kind, value)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError
@@ -78,6 +78,13 @@ class RunRecord(BaseModel):
     stages: dict[str, str] = {}
     environment: dict[str, Any] = {}
     created: str = ""
+
+    @field_validator("params")
+    @classmethod
+    def _of_an_earlier_version(cls, params: dict[str, Any]) -> dict[str, Any]:
+        # gradient difference and DeLoRA called their forget weight lam
+        names = {"lam": "forget_weight"} if "forget_loss" in params else {}
+        return {names.get(key, key): value for key, value in params.items()}
 
     def save(self, path: Path) -> None:
         """Writes the record."""

@@ -101,7 +101,7 @@ class Run:
     curves: Sequence[Mapping[str, Any]] = ()
 
 
-FIRST = ("row", "seed", "seeds", "lr", "lam", "forget_weight", "steps", "epochs")
+FIRST = ("row", "seed", "seeds", "lr", "forget_weight", "steps", "epochs")
 """The columns that HParams begins with, as far as a run has them; of the others those that vary."""
 
 

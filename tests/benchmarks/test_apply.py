@@ -180,7 +180,7 @@ def test_the_statement_says_what_was_done(world, done):
     assert statement["method"]["name"] == "gd_sine" and statement["method"]["version"] >= 1
     params = statement["method"]["params"]
     assert params["steps"] == 8 and params["adapter"]["rank"] == 4
-    assert params["adapter"]["omega"] == 100.0 and params["lam"] == 0.1
+    assert params["adapter"]["omega"] == 100.0 and params["forget_weight"] == 0.1
     assert statement["labels"]["ids"] == {name: label for label, name in enumerate(NAMES)}
     assert statement["cost"]["steps"] == 8
     assert 0 < statement["cost"]["trainable_parameters"] < statement["cost"]["base_parameters"]

@@ -70,7 +70,10 @@ SUITES = [
     ("compare=[[gd, gd_lora]]", "'gd_lora', which is not a row"),
     ("compare=[[gd, gd, gd]]", "compare"),
     ("defaults={stps: 3}", "no row has 'stps'; did you mean 'steps'"),
-    ("methods.gd={without: [lamb]}; defaults={lam: 1}", "no default 'lamb' for this row; did you"),
+    (
+        "methods.gd={without: [lamb]}; defaults={lam: 1}",
+        "no default 'lamb' for this row; known: forget_weight",
+    ),
     ("protocol.data.name=mnist", "data.name"),
     ("protocol.data={name: folder, folder: /etc, native_size: 8}", "below the data root"),
     ("protocol.model.heads=3", "dim must be a multiple of heads"),

@@ -188,7 +188,7 @@ def test_runs_hold_every_record(board):
     by_key = {(row["row"], row["seed"], row["replicate"]): row for row in rows}
     gd, second = by_key["gd", "1", "0"], by_key["retrain", "1", "1"]
     assert float(gd["mia"]) == 27.0 and float(gd["gap.mia"]) == -3.0
-    assert float(gd["distance"]) == 2.0 and float(gd["config.lam"]) > 0
+    assert float(gd["distance"]) == 2.0 and float(gd["config.forget_weight"]) > 0
     assert float(second["fa"]) == 81.0 and float(second["distance"]) == 0.5
     assert by_key["gd_sine", "2", "0"]["config.adapter.phi"] == "sine"
     bad = by_key["gd_ball", "2", "0"]
@@ -211,7 +211,10 @@ def test_settings_say_what_rows_ran_with(board):
     lines = {row[0]: dict(zip(section.content.heads, row, strict=True))
              for row in section.content.rows}  # fmt: skip
     config = {row.label: row.config for row in board.suite.rows}
-    assert lines["gd"]["lam"] == f"{config['gd'].lam:g}" and lines["gd"]["adapter.rank"] == "–"
+    assert (
+        lines["gd"]["forget_weight"] == f"{config['gd'].forget_weight:g}"
+        and lines["gd"]["adapter.rank"] == "–"
+    )
     assert lines["gd_sine"]["adapter.omega"] == "100"
     assert "adapter.phi=sine" in lines["gd_sine"]["further settings"]
     assert f"optimizer={config['gd'].optimizer}" in same.text[0]

@@ -53,7 +53,7 @@ pass, linear decay, weight decay 0.01, means over tokens."""
 def covers(config, settings):
     """Whether a config has all of the settings, nested ones too."""
     for key, value in settings.items():
-        mine = getattr(config, key)
+        mine = getattr(config, config.field_of(key))
         if isinstance(value, Mapping):
             if not covers(mine, value):
                 return False
@@ -83,7 +83,7 @@ def test_every_default_reaches_every_row_that_does_not_replace_it(name, built_in
                 left = {k: v for k, v in value.items() if k not in own.get(key, {})}
                 assert covers(row.config, {key: left}), (row.label, key)
             elif key not in own:
-                actual = getattr(row.config, key)
+                actual = getattr(row.config, row.config.field_of(key))
                 number = isinstance(actual, float)  # YAML reads 5e-5 as text
                 assert actual == (float(value) if number else value), (row.label, key)
 
@@ -247,7 +247,7 @@ def test_what_the_tables_hid_is_printed():
         "on *attn.attention.q_proj, *attn.attention.v_proj, *mlp.c_fc, *mlp.c_proj"
     )
     more = {line[0]: line[1:] for line in further_table(tdec)}
-    assert more["gd"][0] == "32 x 200 = 6,400" and "lam 1.0" in more["gd"][1]
+    assert more["gd"][0] == "32 x 200 = 6,400" and "forget_weight 1.0" in more["gd"][1]
     assert "forget_weight 0.2" in more["gd_fila"][1]
     assert "weight_clip 1.5" in more["gd_sine_weight_clip"][1]
     tofu = load_suite("tofu-phi-1.5-forget10")

@@ -206,7 +206,7 @@ def test_overrides_are_typed_and_nested(tiny_suite):
     sine = suite.row("gd_sine").config
     assert (sine.adapter.rank, sine.adapter.phi, sine.lr) == (3, "sine", 1e-4)
     assert suite.protocol.data.train_images == 150
-    assert suite.row("more").method == "gd_lora" and suite.row("more").config.lam == 0.5
+    assert suite.row("more").method == "gd_lora" and suite.row("more").config.forget_weight == 0.5
     assert suite.spec.seeds == (4, 5)
 
 
@@ -245,7 +245,7 @@ def test_defaults_apply_to_every_row(tiny_suite):
     kinds = {"adapter": {"adapter": {"rank": 2}}, "epochs": {"batch_size": 9}}
     suite = load_suite(str(tiny_suite(methods=rows, defaults=defaults, defaults_of=kinds)))
     config = {row.label: row.config for row in suite.rows}
-    assert (config["gd"].steps, config["gd"].lr, config["gd"].lam) == (7, 0.25, 3.0)
+    assert (config["gd"].steps, config["gd"].lr, config["gd"].forget_weight) == (7, 0.25, 3.0)
     assert config["gd"].adapter is None, "an adapter is never given to a method without one"
     assert (config["gd_sine"].adapter.rank, config["gd_sine"].adapter.phi) == (2, "sine")
     assert (config["random_label"].steps, config["random_label"].epochs) == (7, None)
@@ -255,7 +255,9 @@ def test_defaults_apply_to_every_row(tiny_suite):
     assert config["finetune"].lr == 0.5, "the row's own params win"
     assert not hasattr(config["original"], "steps")
     literal = config["literal"]
-    assert (literal.steps, literal.lr, literal.lam) == (500, 1e-5, 10.0), "a preset wins too"
+    assert (literal.steps, literal.lr, literal.forget_weight) == (500, 1e-5, 10.0), (
+        "a preset wins too"
+    )
     assert literal.adapter.rank == 2 and literal.log_every == 5
     short = config["literal_short"]
     assert (short.steps, short.epochs, short.lr) == (None, 2, 1e-5)
@@ -299,7 +301,7 @@ def test_grids_resolve_to_trials(tiny_suite):
     suite = load_suite(str(tiny_suite(methods=rows, tune={"trials": 4, "grids": grids})))
     assert [trial.lr for trial in suite.row("gd").trials] == [0.1, 0.2, 0.3, 0.4]
     sine = suite.row("gd_sine").trials
-    assert [(t.adapter.rank, t.lr, t.lam, t.adapter.phi) for t in sine] == [
+    assert [(t.adapter.rank, t.lr, t.forget_weight, t.adapter.phi) for t in sine] == [
         (rank, lr, 0.7, "sine") for rank in (2, 3) for lr in (0.5, 0.6)
     ]
     for label in ("original", "target", "fixed"):

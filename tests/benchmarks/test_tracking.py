@@ -162,14 +162,14 @@ def columns(events):
 
 def test_columns_begin_with_what_tells_rows_apart_and_leave_constants_out(boards, summaries):
     names, tags = columns(boards["gd_sine/seed-1"])
-    assert names[:4] == ["row", "seed", "lr", "lam"] and "steps" in names[4:7]
+    assert names[:4] == ["row", "seed", "lr", "forget_weight"] and "steps" in names[4:7]
     assert tags[0] == "final/distance" and tags[1].startswith("gap/")
     values = {name: [] for name in names}
     for events in boards.values():
         assert columns(events) == (names, tags), "TensorBoard takes the columns of any one run"
         for name, value in session(events).items():
             values[name].append(value)
-    first = {"row", "seed", "lr", "lam", "forget_weight", "steps", "epochs"}
+    first = {"row", "seed", "lr", "forget_weight", "steps", "epochs"}
     assert all(len(set(values[name])) > 1 for name in set(names) - first)
     assert columns(summaries["gd"])[0][:2] == ["row", "seeds"]
 
@@ -200,7 +200,7 @@ def test_hparams_make_a_table(boards):
     sine = session(boards["gd_sine/seed-1"])
     assert sine["row"] == "gd_sine" and sine["seed"] == 1
     assert sine["adapter.phi"] == "sine" and sine["adapter.omega"] == 100
-    assert sine["steps"] == 6 and sine["lam"] == pytest.approx(0.1)
+    assert sine["steps"] == 6 and sine["forget_weight"] == pytest.approx(0.1)
     names = {"_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info"}
     for events in boards.values():
         assert set(events.PluginTagToContent("hparams")) == names

@@ -83,7 +83,7 @@ def test_draws_are_different_readable_and_in_range(load, sampler):
         assert type(value["adapter.rank"]) is int and 2 <= config.adapter.rank <= 16
         assert 1e-4 <= config.lr <= 1e-2 and float(f"{config.lr:.3g}") == config.lr
         assert (config.lr, config.adapter.rank) == (value["lr"], value["adapter.rank"])
-    assert {v["lam"] for v in drawn(suite, "gd")} <= {0.1, 0.3, 1.0}
+    assert {v["forget_weight"] for v in drawn(suite, "gd")} <= {0.1, 0.3, 1.0}
 
 
 @pytest.mark.parametrize("sampler", ["qmc", "random"])
@@ -116,7 +116,7 @@ def test_a_space_of_just_enough_values_is_drawn_whole(tiny_suite):
     for sampler in ("qmc", "random"):
         tune = {"trials": 4, "sampler": sampler, "spaces": space}
         suite = load_suite(str(tiny_suite(methods=SMALL, tune=tune)))
-        assert {(t.lr, t.lam) for t in suite.row("gd").trials} == {
+        assert {(t.lr, t.forget_weight) for t in suite.row("gd").trials} == {
             (lr, lam) for lr in (1e-3, 2e-3) for lam in (0.1, 0.3)
         }
 
@@ -179,7 +179,7 @@ def metrics(fa, **more):
 def distance(stage):
     """A gap with its minimum at lr 3e-4, lam 0.3."""
     params = stage.spec.params
-    return 10 * abs(math.log10(params["lr"] / 3e-4)) + 5 * abs(params["lam"] - 0.3)
+    return 10 * abs(math.log10(params["lr"] / 3e-4)) + 5 * abs(params["forget_weight"] - 0.3)
 
 
 class Sweep:
@@ -361,12 +361,17 @@ def test_the_whole_sweep_is_shown(sweep):
     assert [row.trials for row in board.rows if row.trials] == [7, 7, 7]
     text, html = (FORMATS[name][1](board) for name in ("md", "html"))
     for draw in plan.draws["gd"]:
-        assert text.count(f"lr={draw.config.lr:g}, lam={draw.config.lam:g} |") >= 1
+        assert (
+            text.count(f"lr={draw.config.lr:g}, forget_weight={draw.config.forget_weight:g} |") >= 1
+        )
     assert "| finetune | lr=0.0001 | 0.25 | chosen (lr at the edge) |" in text
     assert "chosen |" in text and "| finetune+cl | params.lr=" in text
     assert not [t.params for t in board.trials if any("resolved" in name for name in t.params)]
     for shown in (text, html):
-        assert "gd: tpe (Optuna; the first round is qmc), lam of 0.1, 0.3, 1.0; lr 0.0001" in shown
+        drawn = (
+            "gd: tpe (Optuna; the first round is qmc), forget_weight of 0.1, 0.3, 1.0; lr 0.0001"
+        )
+        assert drawn in shown
         assert "finetune: a grid, lr of 0.0001, 0.0002" in shown
         assert "where a wider one may do better: finetune (lr)" in shown
     told = to_json(board)["tuning"]
@@ -423,13 +428,18 @@ def test_lam_and_forget_weight_are_one_word(tiny_suite):
     for word in ("lam", "forget_weight"):
         tune = {"trials": 2, "spaces": {"default": {word: space}, "finetune": {"lr": space}}}
         suite = load_suite(str(tiny_suite(methods=rows, tune=tune)))
-        assert all(0.1 <= t.lam <= 1 for t in suite.row("gd").trials)
+        assert all(0.1 <= t.forget_weight <= 1 for t in suite.row("gd").trials)
         assert all(0.1 <= t.forget_weight <= 1 for t in suite.row("npo_gdr").trials)
         given = load_suite(str(tiny_suite(methods=rows, defaults={word: 0.7})))
-        assert (given.row("gd").config.lam, given.row("npo_gdr").config.forget_weight) == (0.7, 0.7)
+        assert (
+            given.row("gd").config.forget_weight,
+            given.row("npo_gdr").config.forget_weight,
+        ) == (0.7, 0.7)
         own = {**rows, "gd": {"params": {word: 0.2}, "without": [word]}}
         assert (
-            load_suite(str(tiny_suite(methods=own, defaults={"lam": 1}))).row("gd").config.lam
+            load_suite(str(tiny_suite(methods=own, defaults={"lam": 1})))
+            .row("gd")
+            .config.forget_weight
             == 0.2
         )
 

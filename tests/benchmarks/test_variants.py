@@ -13,7 +13,6 @@ from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.bounded.config import PRESETS
 from stable_forgetting.common.checks import check_method
 from stable_forgetting.common.methods.base import resolve_config
-from stable_forgetting.common.methods.forget_retain import lambda_field
 from stable_forgetting.common.methods.variants import ROWS
 
 
@@ -99,9 +98,10 @@ def test_every_row_is_listed_and_no_other_name_takes_its_place():
         assert METHODS[name] is METHODS[name] and row.preset in PRESETS
 
 
-def test_lambda_has_one_accessor():
-    fields = {name: lambda_field(METHODS[name].Config) for name in ("gd_sine", "npo", "salun")}
-    assert fields == {"gd_sine": "lam", "npo": "forget_weight", "salun": None}
+def test_the_forget_weight_has_one_name():
+    fields = {n: METHODS[n].Config.field_of("lam") for n in ("gd_sine", "npo", "gd_delora")}
+    assert set(fields.values()) == {"forget_weight"}
+    assert METHODS["ssd"].Config.field_of("lam") == "lam", "its lambda is another one"
 
 
 def test_the_command_line_lists_shows_and_checks_crossings(cli):

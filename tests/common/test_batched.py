@@ -36,7 +36,7 @@ def batched(tiny, source, runs, steps):
         first.engine(),
         forward=tiny.forward,
         rates=[run.engine().lr for run in runs],
-        weights=[run.lam for run in runs],
+        weights=[run.forget_weight for run in runs],
         total=steps,
         forget_loss=first.forget_loss,
         ball=first.ball,

@@ -162,12 +162,17 @@ def test_retrain_equals_training_on_retain_from_the_same_start(tiny, unlearn, so
 def test_defaults_presets_and_params_in_that_order():
     assert resolve("gd_sine").lr == 3e-3
     paper = resolve("gd_sine", preset="paper_literal")
-    assert (paper.lr, paper.lam, paper.steps, paper.lr_scaling) == (1e-5, 10.0, 500, "none")
+    assert (paper.lr, paper.forget_weight, paper.steps, paper.lr_scaling) == (
+        1e-5,
+        10.0,
+        500,
+        "none",
+    )
     assert paper.adapter == resolve("gd_sine").adapter, "a preset leaves the adapter alone"
     mine = resolve("gd_sine", {"lam": 2}, "paper_literal")
-    assert (mine.lr, mine.lam) == (1e-5, 2.0)
+    assert (mine.lr, mine.forget_weight) == (1e-5, 2.0)
     by_epochs = resolve("gd_sine", {"epochs": 2}, "paper_literal")
-    assert (by_epochs.epochs, by_epochs.steps, by_epochs.lam) == (2, None, 10.0)
+    assert (by_epochs.epochs, by_epochs.steps, by_epochs.forget_weight) == (2, None, 10.0)
     own = resolve("ascent")
     assert (own.steps, own.lr) == (50, 1e-5) and np.isclose(resolve("gd").lr, 1e-4)
 
@@ -208,7 +213,12 @@ def test_a_resolved_config_resolves_to_itself():
         ),
         ("finetune", {}, "paper", "method 'finetune' has no preset 'paper'; it has none"),
         ("gd_sin", {}, None, "did you mean 'gd_sine'?"),
-        ("gd_sine", {"lamb": 1}, None, "lamb: unknown key; did you mean 'lam'?"),
+        (
+            "gd_sine",
+            {"forget_wait": 1},
+            None,
+            "forget_wait: unknown key; did you mean 'forget_weight'?",
+        ),
         ("gd_sine", {"adapter": {"omgea": 1}}, None, "adapter.omgea: unknown key; did you mean"),
         ("gd_sine", {"lr": "fast"}, None, "lr: "),
         ("gd_sine", {"lr": float("nan")}, None, "lr: "),
@@ -266,6 +276,7 @@ def test_a_method_runs_through_nb_lora(tiny, unlearn):
 def test_a_config_of_an_earlier_version_is_read_and_has_its_key():
     now = resolve("gd_sine", {"lam": 0.3})
     before = {**canonical(now), "reading": "weighted", "alpha_r": 1e-5, "alpha_f": 1e-4}
+    before["lam"] = before.pop("forget_weight")
     del before["retain_weight"]
     assert resolve("gd_sine", before) == now
     assert now.identity() == before
@@ -306,8 +317,8 @@ def test_the_controls_differ_from_their_methods_in_one_thing():
     assert differing("gd_sine", "gd_sine_weight_clip") == {"weight_clip"}
     assert differing("gd_ul", "gd_ball") == {"ball"}
     assert differing("gd_tanh", "gd_tanh_tight") == {"adapter.bound", "adapter.c"}
-    assert differing("gd_tanh_tight", "gd_ul_tanh_tight") == {"forget_loss", "lam"}
-    assert differing("gd_lora", "gd_ul") == {"forget_loss", "lam"}
+    assert differing("gd_tanh_tight", "gd_ul_tanh_tight") == {"forget_loss", "forget_weight"}
+    assert differing("gd_lora", "gd_ul") == {"forget_loss", "forget_weight"}
     assert differing("gd_lora", "gd_penalty") == {"penalty"}
 
 
