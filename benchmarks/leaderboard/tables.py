@@ -26,7 +26,9 @@ from stable_forgetting.common.measure.verdict import MARGIN, Word
 
 NARROW_COLUMNS = 4
 DISTANCE = "is the distance that orders the rows"
-CRITERIA = "says whether a rule holds, or which of its criteria fail on how many seeds"
+CRITERIA = (
+    "says whether a rule holds, or which of its criteria fail (a single one: on how many seeds)"
+)
 MARKS: Mapping[Word, str] = {
     "different": "≠",
     "indistinguishable": "≈",
@@ -123,14 +125,14 @@ def _steps_cell(row: BoardRow) -> str:
 
 
 def _criteria_cell(row: BoardRow, name: str) -> str:
-    """``pass``, or the criteria that fail on some seed and on how many; unknown where one is."""
+    """``pass``, or what fails on some seed; of one criterion on how many; unknown where one is."""
     seeds = row.criteria.get(name, {}).values()
     failed = Counter(
         rule for criteria in seeds for rule, holds in criteria.items() if holds is False
     )
     if failed:
-        counts = (f"{rule} {failed[rule]}/{len(seeds)}" for rule in sorted(failed))
-        return f"fails {', '.join(counts)}"
+        count = f" {failed.total()}/{len(seeds)}" if len(failed) == 1 else ""
+        return f"fails {', '.join(sorted(failed))}{count}"
     passes = all(holds is True for criteria in seeds for holds in criteria.values())
     return "pass" if seeds and passes and not row.diverged else MISSING
 

@@ -161,7 +161,9 @@ def read_trials(
 
 def _trial(row: ResolvedRow, plan: StoredPlan, index: int, gaps: Sequence[float]) -> Trial:
     assert row.search is not None
-    drawn = plan.trials[row.label]
+    # a plan of an earlier version may have other words for the fields
+    fields = row.config.by_field
+    drawn = [{key: fields(of) for key, of in draw.items()} for draw in plan.trials[row.label]]
     own = tuple(f"{name}." for name in row.search.space)
     varied = _varied([draw["config"] for draw in drawn])
     params = {key: of[index] for key, of in varied.items() if f"{key}.".startswith(own)}

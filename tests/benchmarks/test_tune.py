@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from stable_forgetting.benchmarks.audits.plan import AuditPlanner
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Trial
 from stable_forgetting.benchmarks.leaderboard.data import to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.leaderboard.tuning import close_calls
+from stable_forgetting.benchmarks.leaderboard.tuning import _trial, close_calls
 from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 from stable_forgetting.benchmarks.pipeline import schedule
 from stable_forgetting.benchmarks.pipeline.measuring import read_attack
@@ -496,3 +497,13 @@ def test_an_attack_decides_among_trials_that_are_near_enough(
     ]
     assert plan.chosen["gd_sine"] == min((0, 1), key=lambda k: (shown[k], gaps[k]))
     assert not any("test" in name for measures in found.values() for name in measures)
+
+
+def test_a_plan_of_an_earlier_version_names_its_trials_by_today_s_fields(tiny_suite):
+    tune = {"trials": 2, "spaces": {"default": {"lr": RATE, "lam": [0.1, 1.0]}}}
+    methods = {"original": None, "retrain": None, "gd": None}
+    row = load_suite(str(tiny_suite(methods=methods, tune=tune))).row("gd")
+    values = [{"lr": 1e-3, "lam": lam} for lam in (0.1, 1.0)]
+    drawn = [{"values": each, "config": each} for each in values]
+    trial = _trial(row, SimpleNamespace(trials={"gd": drawn}, chosen={"gd": 1}), 1, [2.0])
+    assert trial.params == {"forget_weight": 1.0} and "forget_weight" in trial.edges
