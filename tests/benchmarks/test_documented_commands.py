@@ -112,7 +112,7 @@ def planned(words: list[str]) -> list[str]:
         return small(words)
     words = [word for word in words if word not in ("--samples", "--rehearse", "--free-weights")]
     rest = without(words[1:], "--fresh", "--workers", "--data-root", "--record", "--track")
-    names = {"full": "tofu-llama2-7b-forget10"}
+    names = {"full": "tofu-llama2-7b-forget10", "photos.yaml": "small.yaml"}
     names |= {name: suites[0] for name, suites in suite_groups().items() if name in rest}
     return ["plan", *(names.get(word, word) for word in rest)]
 

@@ -510,7 +510,7 @@ def test_neg_grad_plus_is_gradient_difference_rescaled(tiny, run):
         "neg_grad_plus",
         {**common, "lr": 0.05, "a": 0.8, "weight_decay": 0.0, "schedule": "constant"},
     )
-    difference, _ = run("gd", {**common, "lr": 0.05 * 0.8, "lam": 0.25})
+    difference, _ = run("gd", {**common, "lr": 0.05 * 0.8, "forget_weight": 0.25})
     for one, two in zip(plus.parameters(), difference.parameters(), strict=True):
         assert torch.allclose(one, two, atol=1e-6)
 
