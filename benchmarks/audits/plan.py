@@ -86,6 +86,7 @@ class AuditPlanner:
         self.suite, self.store = suite, store
         self.lineage = Lineage(suite, store)
         self.base: Plan = plan_rows(self.lineage)
+        self.rows = [row for row in suite.rows if row.label not in self.base.inapplicable]
 
     def finals(self) -> Iterator[Result]:
         """The suite's evaluated models that are in the store and did not diverge."""
@@ -129,7 +130,7 @@ class AuditPlanner:
     def report_plan(self, audits: Mapping[str, Audit], shadows: Shadows | None = None) -> AuditPlan:
         """What a report of audits reads; of shadows those wanted, or all that are in the store."""
         plan = AuditPlan(self.base.results, self.probes(audits))
-        seeds, rows = self.suite.spec.seeds, self.suite.rows
+        seeds, rows = self.suite.spec.seeds, self.rows
         if any(isinstance(audit, PopulationAudit) for audit in audits.values()):
             limit = 2 * shadows.count if shadows else None
             plan.retrains = {
@@ -229,13 +230,12 @@ class AuditPlanner:
     def shadow_plan(self, shadows: Shadows) -> Plan:
         """All shadows of every row and seed, Retrains included, as one plan."""
         plan, seeds = Plan(self.suite), self.suite.spec.seeds
-        design, originals = shadows.design, shadows.originals
-        for seed, row in product(seeds, [r for r in self.suite.rows if r.method != "retrain"]):
+        for seed, row in product(seeds, [r for r in self.rows if r.method != "retrain"]):
             changes = METHODS[row.method].info.changes_model
-            numbers = range(shadows.count if changes else originals or shadows.count)
-            made = [self.shadow(row, seed, k, design, originals) for k in numbers]
+            numbers = range(shadows.count if changes else shadows.originals or shadows.count)
+            made = [self.shadow(row, seed, k, shadows.design, shadows.originals) for k in numbers]
             _add(plan, row.label, seed, None if None in made else made)
-        for seed in seeds if design == "fixed" else ():
+        for seed in seeds if shadows.design == "fixed" else ():
             made = [self.retrain_shadow(seed, k) for k in range(2 * shadows.count)]
             _add(plan, "retrain", seed, made)
         return plan
@@ -250,7 +250,7 @@ class AuditPlanner:
         return plan
 
     def _twins(self, *, moved: bool) -> dict[tuple[str, int, bool], Stage | None]:
-        rows = [row for row in self.suite.rows if row.method not in REFERENCES]
+        rows = [row for row in self.rows if row.method not in REFERENCES]
         places = product(rows, self.suite.spec.seeds)
         return {(r.label, s, moved): self.twin(r, s, moved=moved) for r, s in places}
 
@@ -275,8 +275,8 @@ class AuditPlanner:
         return plan
 
     def _streams(self, requests: int) -> dict[tuple[str, int], list[Stage] | None]:
-        rows = [(row, row.label, 0) for row in self.suite.rows]
-        rows += [(row, FLOOR, 1) for row in self.suite.rows if row.method == "retrain"]
+        rows = [(row, row.label, 0) for row in self.rows]
+        rows += [(row, FLOOR, 1) for row in self.rows if row.method == "retrain"]
         return {
             (label, seed): self.stream(row, seed, requests, replicate)
             for row, label, replicate in rows

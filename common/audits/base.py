@@ -207,6 +207,14 @@ def wanted_parts(
     return parts
 
 
+def accuracy_heads(present: Iterable[str], table: Mapping[str, Part] = PARTS) -> dict[str, str]:
+    """Part -> the head of its accuracy: FA, RA, and TA of all that hold out what is kept."""
+    there = list(present)
+    tests = {part: part.replace("test", "TA", 1) for part in utility_parts(there, table)}
+    heads = {"forget": "FA", "retain": "RA", **tests}
+    return {part: head.replace("_", " ") for part, head in heads.items() if part in there}
+
+
 @dataclass(frozen=True)
 class AuditInfo:
     """Facts about an audit that are printed and hashed.

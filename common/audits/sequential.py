@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
-from stable_forgetting.common.audits.base import Audit, AuditInfo, Measures, Parts
+from stable_forgetting.common.audits.base import (
+    Audit,
+    AuditInfo,
+    Measures,
+    Parts,
+    accuracy_heads,
+)
 from stable_forgetting.common.audits.intervals import accuracy
 from stable_forgetting.common.base.config import Strict
-from stable_forgetting.common.data.parts import utility_parts
 
 
 class Sequential(Audit):
@@ -36,18 +40,11 @@ class Sequential(Audit):
 
         requests: Annotated[int, Field(ge=2)] = 2
 
-    columns: ClassVar[Mapping[str, str]] = {
-        "forget": "FA",
-        "earlier": "earlier",
-        "retain": "RA",
-    }
-
     def after(self, index: int, scores: Parts) -> Measures:
         """Accuracies after request ``index`` (from 0)."""
-        held_out = utility_parts(scores, self.parts)
-        tests = {part: part.replace("test", "TA", 1).replace("_", " ") for part in held_out}
+        heads = {"forget": "FA", "earlier": "earlier", **accuracy_heads(scores, self.parts)}
         return {
-            f"{index + 1}: {title}": accuracy(scores[part].correct, index)
-            for part, title in {**self.columns, **tests}.items()
+            f"{index + 1}: {head}": accuracy(scores[part].correct, index)
+            for part, head in heads.items()
             if part in scores
         }

@@ -17,10 +17,10 @@ from stable_forgetting.common.audits.base import (
     Measures,
     Parts,
     TooFew,
+    accuracy_heads,
 )
 from stable_forgetting.common.audits.intervals import proportion
 from stable_forgetting.common.base.seeding import derive
-from stable_forgetting.common.data.parts import utility_parts
 
 LEAST = 3
 """Seeds from which a spread over seeds is compared with anything."""
@@ -55,14 +55,8 @@ class Twins(Audit):
 
     def accuracies(self, models: Mapping[int, Parts]) -> dict[str, list[float]]:
         """Head -> accuracy of every model, percent."""
-        first: Parts = next(iter(models.values()), {})
-        tests = {part: part.replace("test", "TA", 1) for part in utility_parts(first, self.parts)}
-        heads = {"forget": "FA", "retain": "RA", **tests}
-        return {
-            head.replace("_", " "): [parts[part].accuracy for parts in models.values()]
-            for part, head in heads.items()
-            if part in first
-        }
+        heads = accuracy_heads(next(iter(models.values()), {}), self.parts)
+        return {h: [parts[p].accuracy for parts in models.values()] for p, h in heads.items()}
 
 
 class Rounding(Twins):

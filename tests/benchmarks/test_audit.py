@@ -289,32 +289,31 @@ def test_halves_never_train_on_what_is_left_out(run):
             assert len(parts["forget_out"]) > 0
 
 
-def test_requests_in_turn_add_up_and_wait_for_yes(run):
+def trained_after_yes(run, name):
+    """The rows of an attack that trains further models, which only --yes does, and only once."""
     before = stages(run.store)
-    done = run.audit("--attacks", "sequential")
+    done = run.audit("--attacks", name)
     assert done.code == 0 and "Add --yes" in done.out and stages(run.store) == before
-    assert "not run" in results(run)["sequential"]["rows"]["gd_sine"]["1"]["not_applicable"]
-    done = run.audit("--attacks", "sequential", "--yes")
+    assert "not run" in results(run)[name]["rows"]["gd_sine"]["1"]["not_applicable"]
+    done = run.audit("--attacks", name, "--yes")
     assert done.code == 0, done.err
-    rows = results(run)["sequential"]["rows"]
+    rows, after = results(run)[name]["rows"], stages(run.store)
+    again = run.audit("--attacks", name)
+    assert stages(run.store) == after and "To be trained" not in again.out
+    return rows
+
+
+def test_requests_in_turn_add_up_and_wait_for_yes(run):
+    rows = trained_after_yes(run, "sequential")
     assert set(rows) == {*ROWS, FLOOR}
     columns = ["1: FA", "1: RA", "1: TA", "2: FA", "2: earlier", "2: RA", "2: TA"]
     assert list(rows["gd_sine"]["1"]) == columns
     original = rows["original"]["1"]  # the same model after each request
     assert original["1: FA"]["value"] == original["2: earlier"]["value"]
-    after = stages(run.store)
-    again = run.audit("--attacks", "sequential")
-    assert stages(run.store) == after and "To be trained" not in again.out
 
 
 def test_rounding_trains_a_twin_of_each_row_and_waits_for_yes(run):
-    before = stages(run.store)
-    done = run.audit("--attacks", "rounding")
-    assert done.code == 0 and "Add --yes" in done.out and stages(run.store) == before
-    assert "not run" in results(run)["rounding"]["rows"]["gd_sine"]["1"]["not_applicable"]
-    done = run.audit("--attacks", "rounding", "--yes")
-    assert done.code == 0, done.err
-    rows = results(run)["rounding"]["rows"]
+    rows = trained_after_yes(run, "rounding")
     assert set(rows) == {*ROWS} - {"original", "retrain"}
     assert list(rows["gd_sine"]["1"]) == ["FA", "RA", "TA", "answers"]
     assert 0 <= rows["gd_sine"]["1"]["answers"]["value"] <= 100
@@ -325,9 +324,15 @@ def test_rounding_trains_a_twin_of_each_row_and_waits_for_yes(run):
     weights = [store.folder("unlearn", s.parents["model"].key) for s in (own, twin)]
     one, two = (load_file(folder / "adapter.safetensors") for folder in weights)
     assert one.keys() == two.keys() and any(not torch.equal(one[n], two[n]) for n in one)
-    after = stages(run.store)
-    again = run.audit("--attacks", "rounding")
-    assert stages(run.store) == after and "To be trained" not in again.out
+
+
+def test_a_row_that_does_not_apply_gets_no_further_models(tiny_suite, tmp_path):
+    random = {"scenario": {"kind": "random", "fraction": 0.2}}
+    path = tiny_suite(tmp_path, methods={**ROWS, "unsir": None}, protocol=random)
+    planner = AuditPlanner(load_suite(str(path)), StageStore(tmp_path / "store"))
+    assert [*planner.base.inapplicable] == ["unsir"]
+    plans = planner.twin_plan(moved=True), planner.shadow_plan(Shadows(2)), planner.stream_plan(2)
+    assert all(r.label != "unsir" for plan in plans for r in plan.results)
 
 
 def test_every_weight_moves_to_a_neighbour():
