@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from stable_forgetting.common.base.errors import ConfigError
 
@@ -62,6 +62,11 @@ class Strict(BaseModel):
     def identity(self) -> dict[str, Any]:
         """What stage keys and digests hash of it: plain JSON types."""
         return {self.stored.get(key, key): value for key, value in canonical(self).items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_the_names_of_fields(cls, data: Any) -> Any:
+        return cls.by_field(data) if cls.aliases and isinstance(data, Mapping) else data
 
     @field_validator("*", mode="before")
     @classmethod

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import model_validator
-
 from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import Placement
@@ -63,11 +61,6 @@ class GDDelora(UnlearningMethod):
         train_bound: bool = True
         placement: Placement = "mlp"
         targets: tuple[str, ...] | None = None
-
-        @model_validator(mode="before")
-        @classmethod
-        def _of_an_earlier_record(cls, data: Any) -> Any:
-            return cls.by_field(data) if isinstance(data, Mapping) else data
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the factors and merges them."""

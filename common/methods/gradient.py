@@ -92,8 +92,7 @@ class GradientConfig(AdaptedConfig):
     def _without_what_is_gone(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        known = {k: v for k, v in data.items() if k not in GONE or v != GONE[k]}
-        return cls.by_field(known)
+        return {k: v for k, v in data.items() if k not in GONE or v != GONE[k]}
 
     def identity(self) -> dict[str, Any]:
         """With the fields that the first stage keys were made with."""
