@@ -9,8 +9,9 @@ makes a matrix ``Q`` of the same shape with orthonormal columns::
 ``A^T`` is its first d rows and ``B^T`` its last k, so that ``A A^T + B B^T = I``: no singular value
 of ``dW = 2 s B^T A`` is above s, and every dW of rank r of which that is true can be reached.
 
-Source: Wang, Dvijotham and Manchester 2025, arXiv 2501.19050.  Ours: one s for all directions, in
-units of the layer's own singular values, and a start at ``dW = 0`` with A at random.
+Source: Wang, Dvijotham and Manchester 2025, arXiv 2501.19050, in our reading: the formula is as
+public implementations state it.  Ours: one s for all directions, in units of the layer's own
+singular values, and a start at ``dW = 0`` with A at random.
 """
 
 from __future__ import annotations
