@@ -101,7 +101,9 @@ class Machine:
         """The runtime of these options, checked; ``store`` replaces theirs."""
         store = store or self.store
         if self.data_root is not None and not self.data_root.is_dir():
-            raise ConfigError(f"--data-root {self.data_root}: no such folder")
+            raise ConfigError(
+                f"--data-root {self.data_root}: no such folder; give the one that holds the data"
+            )
         check_writable(store, "--store")
         return Runtime(
             store=store.absolute(),

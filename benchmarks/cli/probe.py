@@ -108,7 +108,9 @@ def probe(
     if format_ not in FORMATS:
         raise ConfigError(f"--format {format_}: choose {', '.join(FORMATS)}")
     if data_root is not None and not data_root.is_dir():
-        raise ConfigError(f"--data-root {data_root}: no such folder")
+        raise ConfigError(
+            f"--data-root {data_root}: no such folder; give the one that holds the data"
+        )
     register_all(plugin)
     probes = wanted.probes(data_root)
 

@@ -211,7 +211,7 @@ def _made(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _submitted(folder: Path) -> Iterator[Page]:
     """The bundles of a folder, each made again from its scores."""
     if not folder.is_dir():
-        raise ConfigError(f"--submissions {folder}: no such folder")
+        raise ConfigError(f"--submissions {folder}: no such folder; give the one with the bundles")
     for path in sorted(p for p in folder.iterdir() if p.is_dir() or p.suffix == ".zip"):
         verification = verify_bundle(path)
         board = verification.board

@@ -189,7 +189,7 @@ def read_causal(path: Path) -> CausalCheckpoint:
         refuse_pickles(path)
         raise CheckpointError(f"{path}: is a file; give the folder with {CONFIG} and the tokenizer")
     if not is_repository(path):
-        raise CheckpointError(f"{path}: no such folder")
+        raise CheckpointError(f"{path}: no such folder; give one, or OWNER/NAME of the hub")
     folder = fetch(path, _FETCHED)
     return _read_folder(folder, parsed(path)[0], folder.name)
 

@@ -96,7 +96,7 @@ def list_folder(root: Path, role: str) -> Images:
         DataError: It is missing or empty, or holds something that is not an image in a class.
     """
     if not root.is_dir():
-        raise DataError(f"{role}: {root}: no such folder")
+        raise DataError(f"{role}: {root}: no such folder; give one of images")
     classes = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     loose = sorted(p.name for p in root.iterdir() if p.suffix.lower() in IMAGES and p.is_file())
     if loose:
