@@ -110,7 +110,7 @@ class AuditReport:
     ):
         self.suite, self.store, self.audits, self.plan = suite, store, audits, plan
         self.benchmark = BENCHMARKS[suite.spec.benchmark]
-        self._retrain = next(row.label for row in suite.rows if row.method == "retrain")
+        self._retrain = suite.retrain
         self._loaded: dict[str, dict[str, Any]] = {}
 
     @cached_property

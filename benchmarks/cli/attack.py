@@ -178,6 +178,7 @@ def attack(
         raise ConfigError("attack: give a suite, --model, or --list")
 
     resolved, store = _target(suite, machine.store, selection)
+    _ = resolved.retrain  # refuses a suite without one before anything is run
     chosen = choose(attacks, minutes, with_ or (), budget)
     shadows = population.population()
     if shadows is not None:

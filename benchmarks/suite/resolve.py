@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from stable_forgetting.benchmarks.suite.attacks import NO_RETRAIN, check_tuning, make_audits
 from stable_forgetting.benchmarks.suite.defaults import (
     BudgetWord,
     budget_of,
@@ -21,8 +22,7 @@ from stable_forgetting.benchmarks.suite.grid import Acceptance, GridRow, accepta
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite, is_file
 from stable_forgetting.benchmarks.suite.tune import Draw, Search, search_of
-from stable_forgetting.common.audits import make_audit
-from stable_forgetting.common.audits.base import Audit, ModelAudit
+from stable_forgetting.common.audits.base import Audit
 from stable_forgetting.common.base.config import Strict, did_you_mean, digest, merge, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
@@ -104,6 +104,18 @@ class ResolvedSuite:
         assert rule is not None, "load_suite refuses the suite"
         return rule
 
+    @property
+    def retrain(self) -> str:
+        """Label of the Retrain beside which attacks are read.
+
+        Raises:
+            ConfigError: The suite has none.
+        """
+        for row in self.rows:
+            if row.method == "retrain":
+                return row.label
+        raise ConfigError(f"{self.name}: {NO_RETRAIN}")
+
     def row(self, label: str) -> ResolvedRow:
         """The row of a label."""
         return next(row for row in self.rows if row.label == label)
@@ -146,8 +158,8 @@ def load_suite(
         _resolve(spec, label, row or Row(), str(path)) for label, row in spec.methods.items()
     )
     before = _before(spec, path, overrides)
-    audits = make_audits(spec.audits, f"{path}: audits")
-    _check_attack(spec, f"{path}: tune.after_attack")
+    audits = make_audits(spec, f"{path}: audits")
+    check_tuning(spec, f"{path}: tune.after_attack")
     _check_selection(spec, protocol, f"{path}: tune.select")
     resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes, accepts=accepts)
     if overrides or seeds or only:
@@ -218,15 +230,6 @@ def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite 
     return before
 
 
-def _check_attack(spec: Suite, origin: str) -> None:
-    """Refuses an attack of tuning that does not say what it shows of one model."""
-    name = spec.tune.after_attack if spec.tune else None
-    if name is not None:
-        attack = make_audit(name, {}, origin)
-        if not isinstance(attack, ModelAudit) or not attack.leaks or attack.referenced:
-            raise ConfigError(f"{origin}: '{name}' attacks no single model; choose relearn_few")
-
-
 def _check_selection(spec: Suite, protocol: Any, origin: str) -> None:
     """Refuses to tune without a Retrain where none is read, or where nothing stands for it."""
     benchmark = BENCHMARKS[spec.benchmark]
@@ -242,19 +245,6 @@ def _check_selection(spec: Suite, protocol: Any, origin: str) -> None:
             f"{origin}: benchmark '{spec.benchmark}' names no data of this protocol that stand for "
             "what Retrain never saw; leave select out"
         )
-
-
-def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -> dict[str, Audit]:
-    """The audits of a report: those that need no further training of models."""
-    audits = {}
-    for name, values in settings.items():
-        audits[name] = make_audit(name, values, f"{origin}.{name}")
-        if audits[name].info.tier == "shadows":
-            raise ConfigError(
-                f"{origin}.{name}: trains models of its own; leave it out and run: unlearn attack "
-                f"SUITE --attacks {name}, which prints the cost first"
-            )
-    return audits
 
 
 def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:

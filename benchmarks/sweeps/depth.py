@@ -123,7 +123,7 @@ def _depth(board: Sweep, audit: AuditTable) -> Panel:
         cells = [cell[STEPS] for cell in seeds.values() if isinstance(cell, dict)]
         values[label] = [cell.value for cell in cells if cell.value is not None]
         cut |= {label} if any("cut off" in cell.note for cell in cells) else set()
-    reference = next(row.label for row in board.suite.rows if row.method == "retrain")
+    reference = board.suite.retrain
     config = audit.audit.config
     part, shots = getattr(audit.audit, "part", "forget"), config.shots
     return Panel(
@@ -170,8 +170,7 @@ def depth_picture(board: Sweep) -> Picture | None:
         return None
     steps = {label: relearned.summary(label, STEPS) for label in relearned.rows}
     accepted = {line.label: mean(line.accepted) for line in board.lines if line.accepted}
-    retrain = next(row.label for row in board.suite.rows if row.method == "retrain")
-    return scatter(board.suite, accepted, steps, steps.get(retrain))
+    return scatter(board.suite, accepted, steps, steps.get(board.suite.retrain))
 
 
 def scatter(

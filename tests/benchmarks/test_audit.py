@@ -445,6 +445,18 @@ def test_a_suite_after_another_gets_no_shadows(run):
         planner.check_trainable()
 
 
+@pytest.mark.parametrize("args", [("attack",), ("run", "--set", "audits.nf4={}")])
+def test_a_suite_without_a_retrain_is_refused_with_the_way_to_add_one(
+    cli, tmp_path, one_line_error, args
+):
+    command, *further = args
+    done = cli(command, "tdec-notes", "--store", tmp_path / "store", *further)
+    assert "give --set methods.retrain={}" in one_line_error(done)
+    assert not (tmp_path / "store" / "stages").exists()
+    with_one = load_suite("tdec-notes", [*further[1:], "methods.retrain={}"])
+    assert with_one.retrain == "retrain"
+
+
 def test_without_a_second_retrain_the_floor_says_so(run):
     done = run.audit("--attacks", "js", "--set", "retrains=1")
     assert done.code == 0
