@@ -178,11 +178,9 @@ def attack(
         raise ConfigError("attack: give a suite, --model, or --list")
 
     resolved, store = _target(suite, machine.store, selection)
-    _ = resolved.retrain  # refuses a suite without one before anything is run
     chosen = choose(attacks, minutes, with_ or (), budget)
     shadows = population.population()
-    if shadows is not None:
-        _check_shadows(shadows, chosen, len(resolved.spec.seeds))
+    _check(resolved, shadows, chosen)
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
@@ -248,8 +246,12 @@ def choose(
     }
 
 
-def _check_shadows(shadows: Shadows, audits: Mapping[str, Audit], seeds: int) -> None:
-    """Refuses trainings that no chosen attack would read; seeds may share one population."""
+def _check(suite: ResolvedSuite, shadows: Shadows | None, audits: Mapping[str, Audit]) -> None:
+    """Refuses a suite without a Retrain, and trainings that no chosen attack would read."""
+    _ = suite.retrain  # raises where there is none
+    if shadows is None:
+        return
+    seeds = len(suite.spec.seeds)  # they may share one population
     count, design = shadows.count * (seeds if shadows.design == "fixed" else 1), shadows.design
     least = {
         name: audit.least[design]

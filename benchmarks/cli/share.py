@@ -44,6 +44,7 @@ GIVEN = (
     "unlearn compare",
     "unlearn compare gd_sine,gd_lora gd_ball,gd_lora --filter tofu",
     "unlearn compare gd_ul_tanh_tight,gd_ul --format svg > bound.svg",
+    "unlearn compare --after-attack",
 )
 def compare(
     selection: Selection,
@@ -59,6 +60,13 @@ def compare(
             "--format", help="table, md, tex, html, csv (every metric); of pairs also svg."
         ),
     ] = "table",
+    after_attack: Annotated[
+        bool,
+        typer.Option(
+            "--after-attack",
+            help="All rows of all attacked tables instead: who forgets, who hides.",
+        ),
+    ] = False,
 ) -> None:
     """Compare two results, or two rows in every table that has both, shipped or in the store.
 
@@ -67,6 +75,11 @@ def compare(
     tables.
     """
     given = what or []
+    if after_attack:
+        if given or selection != Selection(plugin=selection.plugin):
+            raise ConfigError("compare --after-attack: takes no results and no rows; give --filter")
+        _compare_after(words, store, format_)
+        return
     pairs = [name for name in given if "," in name]
     if len(pairs) == len(given):
         if selection != Selection(plugin=selection.plugin):
@@ -109,6 +122,26 @@ def _compare_rows(pairs: Sequence[str], words: str, store: Path, form: str) -> N
     else:
         drawn = [Section(content=picture(met))] if form == "html" else []
         _put([*job.sections(met, withdrawn), *drawn], form)
+
+
+def _compare_after(words: str, store: Path, form: str) -> None:
+    from stable_forgetting.benchmarks.sharing import hiding as job
+    from stable_forgetting.benchmarks.sharing.versus import read_boards
+
+    _check_format(form, "csv", "svg")
+    found = job.attacked(read_boards([RESULTS, store / "suites"], words)[0])
+    if not found:
+        raise ConfigError(
+            "compare --after-attack: no table has attacked rows beside a second Retrain; run a "
+            "suite with audits:, such as digits-class-attack"
+        )
+    if form == "csv":
+        sys.stdout.write(job.to_csv(found))
+    elif form == "svg":
+        sys.stdout.write(job.picture(found).svg)
+    else:
+        drawn = [Section(content=job.picture(found))] if form == "html" else []
+        _put([*job.sections(found), *drawn], form)
 
 
 def _two(pair: str) -> tuple[str, str]:

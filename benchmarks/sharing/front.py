@@ -45,6 +45,8 @@ ORIGINS = {
 COMPARED = ("shipped", "own", "verified")
 """Origins whose tables answer a question."""
 NEWEST = 6
+RATIOS = (1, 2, 5, 20)
+"""Of the distance over the floor's, where the colour changes."""
 
 
 @dataclass(frozen=True)
@@ -180,14 +182,22 @@ def _heat(boards: Sequence[Page], methods: Mapping[str, Any]) -> Picture:
     measured = [page for page in boards if _floor(page)]
     for page in measured:
         for row in _methods(page):
-            ratio = row["derived"]["ag"]["mean"] / (_floor(page) or math.nan)
-            mark = MARKS[row["verdict"]["word"]] if row["verdict"] else ""
-            place = f"{page.file}#{place_of(row['row'])}"
-            cells.setdefault(row["row"], {})[_name(page)] = heat.Cell(ratio, mark, place)
+            cells.setdefault(row["row"], {})[_name(page)] = _cell(page, row)
     links = {_name(page): page.file for page in boards}
     links |= {row: _method_file(row) for row in cells if row in methods}
-    titles = {_name(page): page.title for page in boards}
-    return heat.picture(cells, [_name(page) for page in measured], links, titles)
+    suites = {_name(page): page.title for page in measured}
+    title = "Distance to a retrained model, in units of a second retrained model's distance"
+    subtitle = "every cell is a link"
+    return heat.picture(cells, suites, RATIOS, links, title=title, subtitle=subtitle)
+
+
+def _cell(page: Page, row: Mapping[str, Any]) -> heat.Cell:
+    """A row's distance in units of the noise floor."""
+    ratio = row["derived"]["ag"]["mean"] / (_floor(page) or math.nan)
+    shown = f"{ratio:.1f}" if ratio < 10 else f"{min(ratio, 9999):.0f}"
+    mark = MARKS[row["verdict"]["word"]] if row["verdict"] else ""
+    said = f"{row['row']} in {_name(page)}: {ratio:.2f} times the floor {mark}".strip()
+    return heat.Cell(ratio, shown, said, f"{page.file}#{place_of(row['row'])}")
 
 
 def _name(page: Page) -> str:

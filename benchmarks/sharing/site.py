@@ -22,7 +22,7 @@ from stable_forgetting.benchmarks.report import html, tex
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.section import Detail, Picture, Section, Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board, read_report
-from stable_forgetting.benchmarks.sharing import versus
+from stable_forgetting.benchmarks.sharing import hiding, versus
 from stable_forgetting.benchmarks.sharing.front import COMPARED, INDEX, ORIGINS, Page, lists
 from stable_forgetting.benchmarks.sharing.pareto import picture as pareto
 from stable_forgetting.benchmarks.sharing.pareto import places, sides_of
@@ -58,8 +58,10 @@ def write_site(out: Path, submissions: Path | None, store: Path | None = None) -
         raise ConfigError(f"--out {out}: holds something else; name another folder")
     own = [*(_of_store(store) if store else ()), *(_submitted(submissions) if submissions else ())]
     boards = [*_shipped(), *own]
-    met = _met(boards)
+    compared = {p.file.removesuffix(".html"): p.data for p in boards if p.origin in COMPARED}
+    met, found = versus.meetings(versus.CLAIMS, compared), hiding.attacked(compared)
     pages = [*boards, *_maps(), *([_versus(met)] if met else ())]
+    pages += [_hiding(found)] if found else []
     files: dict[str, str] = {}
     for page in pages:
         links = [(name, TAKEN[name.rpartition(".")[2]]) for name in page.files]
@@ -167,12 +169,6 @@ def _file(name: str) -> str:
     return re.sub(r"[^\w.+=-]+", "-", name)
 
 
-def _met(pages: Sequence[Page]) -> list[versus.Encounter]:
-    """Rows with a bound against rows without, over all tables of the site that are comparable."""
-    boards = {p.file.removesuffix(".html"): p.data for p in pages if p.origin in COMPARED}
-    return versus.meetings(versus.CLAIMS, boards)
-
-
 def _versus(met: Sequence[versus.Encounter]) -> Page:
     title = "Does a bound help? Rows against each other, in every table that has both"
     pieces = [Section(title, depth=1), Section(content=picture(met))]
@@ -180,6 +176,13 @@ def _versus(met: Sequence[versus.Encounter]) -> Page:
     return Page(
         "versus.html", title, "shipped", pieces, {}, files={"versus.csv": versus.to_csv(met)}
     )
+
+
+def _hiding(found: Sequence[hiding.Attacked]) -> Page:
+    pieces = hiding.sections(found)
+    pieces.insert(1, Section(content=hiding.picture(found)))
+    files = {"hiding.csv": hiding.to_csv(found)}
+    return Page("hiding.html", hiding.TITLE, "shipped", pieces, {}, files=files)
 
 
 def _linked(report: Sequence[Section], data: Mapping[str, Any]) -> list[Section]:

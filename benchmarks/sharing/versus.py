@@ -118,7 +118,7 @@ def encounters(
         ConfigError: No table has both rows of a pair.
         DataError: A table cannot be read.
     """
-    boards, withdrawn = _boards(stores, words.split())
+    boards, withdrawn = read_boards(stores, words)
     return meetings(pairs, boards), withdrawn
 
 
@@ -146,13 +146,23 @@ def meetings(pairs: Iterable[tuple[str, str]], boards: Boards) -> list[Encounter
     return met
 
 
-def _boards(
-    stores: Sequence[Path], words: Sequence[str]
+def read_boards(
+    stores: Sequence[Path], words: str = ""
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The tables in stores, with those that were left out since their suite has changed.
+
+    Args:
+        stores: As :func:`encounters` has them.
+        words: Likewise.
+
+    Raises:
+        DataError: A table cannot be read.
+    """
+    wanted = words.split()
     files = {file.parent.name: file for store in stores for file in store.glob(f"*/{BOARD}")}
     boards, withdrawn = {}, []
     for name, file in sorted(files.items()):
-        if not all(word in name for word in words):
+        if not all(word in name for word in wanted):
             continue
         board = read_board(file.parent)
         if file.parent.parent == RESULTS and board["version"] != suite_version(name):

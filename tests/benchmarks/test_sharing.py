@@ -299,7 +299,7 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     pages = {path.name: path.read_text() for path in site.glob("*.html")}
     shipped = {f"{path.parent.name}.html" for path in RESULTS.glob("*/LEADERBOARD.md")}
     maps = {f"map-{path.parent.name}.html" for path in RESULTS.glob("maps/*/MAP.md")}
-    lists = {"index.html", "rows.html", "submitted-theirs.html", "versus.html"}
+    lists = {"index.html", "rows.html", "submitted-theirs.html", "versus.html", "hiding.html"}
     methods = {name for name in pages if name.startswith("method-")}
     assert {*pages} == shipped | maps | lists | methods and "method-gd_sine.html" in methods
     index = pages.pop("index.html")

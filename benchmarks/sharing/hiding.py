@@ -1,0 +1,204 @@
+"""Who forgets and who hides, over all tables: what rows show of the forgotten after an attack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+
+from stable_forgetting.benchmarks.audits.after import EQUAL
+from stable_forgetting.benchmarks.leaderboard.data import csv_text
+from stable_forgetting.benchmarks.report.cells import MISSING, number
+from stable_forgetting.benchmarks.report.section import Column, Picture, Section, Table, table
+from stable_forgetting.benchmarks.sharing import heat
+from stable_forgetting.benchmarks.sharing.versus import Boards
+from stable_forgetting.benchmarks.suite.suite import FLOOR
+
+TITLE = "Who forgets, who hides: every table whose rows were attacked"
+READ = (
+    "Cells: points by which a row shows more of the forgotten than Retrain after the worst attack, "
+    "less what a second Retrain shows so (mean over seeds). At 0 or below it hides no more than a "
+    f"second Retrain does. In brackets: more than {EQUAL:g} points of accuracy on what is to be "
+    "kept are lost. Each value is the largest of many attacks, for the second Retrain too. Tables "
+    "differ in their attacks, so columns are not compared with each other."
+)
+LIMITS = (0, 10, 25, 50)
+"""Points beyond the second Retrain, where the picture's colour changes."""
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One row of one table, in points above Retrain, means over seeds.
+
+    Attributes:
+        before: What it shows of the forgotten without an attack.
+        after: What it shows after the attack that shows most of it.
+        low: Lower end of the 95 % CI of ``after``; None with one seed.
+        floor: ``after`` of the second Retrain.
+        equal: Whether it keeps as much as Retrain, but for :data:`EQUAL` points.
+        distance: To Retrain, by which its table is ordered; None where it has none.
+    """
+
+    suite: str
+    row: str
+    before: float
+    after: float
+    low: float | None
+    attack: str
+    floor: float
+    equal: bool
+    distance: float | None
+
+    @property
+    def beyond(self) -> float:
+        """Points beyond the second Retrain."""
+        return self.after - self.floor
+
+    @property
+    def shown(self) -> str:
+        """The points as a cell."""
+        return f"{round(self.beyond)}" if self.equal else f"({round(self.beyond)})"
+
+
+def attacked(boards: Boards) -> list[Attacked]:
+    """Every method of every table that was attacked and has a second Retrain."""
+    found: list[Attacked] = []
+    for suite, board in boards.items():
+        lines = {line["label"]: line for line in board.get("after_attack") or ()}
+        if FLOOR not in lines:
+            continue
+        distances = {row["row"]: [*row["ag_per_seed"].values()] for row in board["rows"]}
+        floor = lines[FLOOR]["after"]["mean"]
+        for label, line in lines.items():
+            if not line["reference"]:
+                own, after = distances.get(label), line["after"]
+                found.append(
+                    Attacked(
+                        suite=suite,
+                        row=label,
+                        before=line["before"],
+                        after=after["mean"],
+                        low=after["low"],
+                        attack=line["attack"],
+                        floor=floor,
+                        equal=line["equal_utility"],
+                        distance=fmean(own) if own else None,
+                    )
+                )
+    return found
+
+
+def sections(found: Sequence[Attacked]) -> list[Section]:
+    """The rows by table, and what each table adds up to."""
+    return [
+        Section(TITLE, depth=1),
+        Section(text=(READ,), content=_rows(found)),
+        Section("By table", (tally(found),), content=_tables(found)),
+    ]
+
+
+def tally(found: Sequence[Attacked]) -> str:
+    """How many rows hide, as a sentence."""
+    equal = [own for own in found if own.equal]
+    hiding = [own for own in equal if own.low is not None and own.low > own.floor]
+    below = [own for own in equal if own.beyond <= 0]
+    return (
+        f"Of {len(equal)} rows that keep as much as Retrain in {len({o.suite for o in found})} "
+        f"tables {len(hiding)} have their 95 % CI above the second Retrain's mean, and "
+        f"{len(below)} lie at it or below. Rows of one table share their Retrains."
+    )
+
+
+def _by_row(found: Sequence[Attacked]) -> dict[str, dict[str, Attacked]]:
+    """Row -> table -> it: the rows of most tables first, then by the median."""
+    rows: dict[str, dict[str, Attacked]] = {}
+    for own in found:
+        rows.setdefault(own.row, {})[own.suite] = own
+    return dict(sorted(rows.items(), key=lambda item: (-len(item[1]), _middle(item[1]))))
+
+
+def _middle(of: Mapping[str, Attacked]) -> float:
+    return median(own.beyond for own in of.values())
+
+
+def _rows(found: Sequence[Attacked]) -> Table:
+    suites = list(dict.fromkeys(own.suite for own in found))
+    heads: list[str | Column] = ["method", Column("median"), *(Column(name) for name in suites)]
+    lines = [
+        [row, f"{round(_middle(of))}", *(_cell(of.get(suite)) for suite in suites)]
+        for row, of in _by_row(found).items()
+    ]
+    return table(heads, lines)
+
+
+def _cell(own: Attacked | None) -> str:
+    return "" if own is None else f"{own.shown} {own.attack}"
+
+
+def _tables(found: Sequence[Attacked]) -> Table:
+    heads: list[str | Column] = [
+        "suite",
+        Column("rows", doc="counts its methods"),
+        Column("second Retrain", doc="is what a second Retrain shows after its worst attack"),
+        Column("at or below", doc="counts the rows that show no more than that"),
+        Column("least", "label", "is the row of equal utility that shows least"),
+        Column(
+            "rho",
+            doc="is Spearman's correlation of the distance to Retrain with what is shown after "
+            "the worst attack, over the rows of equal utility; at 1 an attack changes no place",
+        ),
+    ]
+    lines = []
+    for suite in dict.fromkeys(own.suite for own in found):
+        own = [each for each in found if each.suite == suite]
+        least = min((e for e in own if e.equal), key=lambda e: e.beyond, default=None)
+        lines.append(
+            [
+                suite,
+                str(len(own)),
+                f"{own[0].floor:.1f}",
+                str(sum(each.beyond <= 0 for each in own)),
+                MISSING if least is None else f"{least.row} {least.beyond:+.1f}",
+                number(correlation(own), 2),
+            ]
+        )
+    return table(heads, lines)
+
+
+def correlation(found: Sequence[Attacked]) -> float | None:
+    """Spearman's of distance and after; None for fewer than three rows or where all are equal."""
+    from scipy.stats import rankdata
+
+    own = [(e.distance, e.after) for e in found if e.equal and e.distance is not None]
+    if len(own) < 3:
+        return None
+    first, second = (rankdata([round(pair[k], 2) for pair in own]) for k in (0, 1))
+    first, second = first - first.mean(), second - second.mean()
+    size = math.sqrt(float(first @ first) * float(second @ second))
+    return float(first @ second) / size if size else None
+
+
+def picture(found: Sequence[Attacked]) -> Picture:
+    """Rows of three tables or more, by table."""
+    cells = {
+        row: {
+            suite: heat.Cell(
+                own.beyond,
+                own.shown,
+                f"{row} in {suite}: {own.before:.1f} points above Retrain before, {own.after:.1f} "
+                f"after {own.attack}; a second Retrain {own.floor:.1f}",
+            )
+            for suite, own in of.items()
+        }
+        for row, of in _by_row(found).items()
+    }
+    suites = {own.suite: f"a second Retrain shows {own.floor:.1f}" for own in found}
+    title = "Shown of the forgotten after the worst attack: points beyond a second Retrain"
+    subtitle = f"means over seeds; in brackets: more than {EQUAL:g} points of utility lost"
+    return heat.picture(cells, suites, LIMITS, title=title, subtitle=subtitle)
+
+
+def to_csv(found: Sequence[Attacked]) -> str:
+    """One line per row and table."""
+    return csv_text([{**asdict(own), "beyond": own.beyond} for own in found])
