@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_ind, ttest_rel
 
-from stable_forgetting.benchmarks.machine.glossary import SIMULATED
+from stable_forgetting.benchmarks.machine.glossary import CHOSEN, SIMULATED
+from stable_forgetting.common.measure.gaps import paired_difference
 from stable_forgetting.common.measure.verdict import (
     LEVEL,
     MARGIN,
@@ -204,3 +206,23 @@ def test_power_of_a_table_grows_with_its_seeds():
             share(far[n], "different"),
         )
         assert [100 * value for value in found] == pytest.approx([*map(float, printed)], abs=4)
+
+
+def test_pairing_holds_its_level_and_a_choice_by_the_data_does_not():
+    """What docs/metrics.md says of comparisons of two rows; Welch's test where they go apart."""
+    stream, tables, chosen = np.random.default_rng(5), 20_000, []
+    for n in (3, 5, 10):
+        for rho in (-0.5, 0.0, 0.5):
+            a, noise = stream.standard_normal((2, tables, n))
+            b = rho * a + np.sqrt(1 - rho**2) * noise
+            paired = ttest_rel(a, b, axis=1).pvalue
+            apart_p = ttest_ind(a, b, axis=1, equal_var=False).pvalue
+            together = (
+                np.sum((a - a.mean(1, keepdims=True)) * (b - b.mean(1, keepdims=True)), 1) > 0
+            )
+            assert np.mean(paired < LEVEL) == pytest.approx(LEVEL, abs=0.006), (n, rho)
+            if rho <= 0:
+                chosen.append(100 * np.mean(np.where(together, paired, apart_p) < LEVEL))
+    assert [round(min(chosen)), round(max(chosen))] == [*map(int, CHOSEN)]
+    few = [paired_difference(*pair).p_value for pair in zip(a[:20], b[:20], strict=True)]
+    assert few == pytest.approx(paired[:20].tolist())
