@@ -190,6 +190,9 @@ def test_the_metadata_say_what_a_reader_of_an_index_needs():
     assert "Python** 3.11 or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (citation["version"], citation["license"]) == (metadata["version"], metadata["license"])
+    paper = citation["references"][0]["url"]
+    assert f"Paper = {paper}" in metadata["project_urls"]
+    assert paper in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 # The README ---------------------------------------------------------------------
