@@ -6,7 +6,7 @@ import functools
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +46,26 @@ if TYPE_CHECKING:
     from stable_forgetting.common.train.protocols import EvaluateDuring, Progress
 
 SCALARS = "scalars.jsonl"
+
+
+def require_learnt(original: Stage, done: Mapping[str, Any], minimum: float) -> None:
+    """Refuses an Original that diverged, or has not learnt its own training data.
+
+    Args:
+        original: Its stage.
+        done: What the stage says of itself.
+        minimum: Accuracy that it must have, percent.
+
+    Raises:
+        GateError: Nothing can be unlearned from it.
+    """
+    if done["status"] != "ok":
+        raise GateError(f"{original.name}: Original diverged; change protocol.train")
+    if done["train_accuracy"] < minimum:
+        raise GateError(
+            f"{original.name}: Original reaches {done['train_accuracy']:.1f} % on its own training "
+            f"data, below minimum_train_accuracy {minimum:g}; train it longer or lower the gate"
+        )
 
 
 class StageContext:
@@ -156,14 +176,7 @@ class StageContext:
         """Refuses to unlearn an Original that has not learnt, or has learnt other data."""
         root, minimum = self.stage.first, self.benchmark.minimum_train_accuracy
         done = self.facts_of(root)
-        if done["status"] != "ok":
-            raise GateError(f"{self.stage.name}: Original diverged; change protocol.train")
-        if done["train_accuracy"] < minimum:
-            raise GateError(
-                f"{self.stage.name}: Original reaches {done['train_accuracy']:.1f} % on its own "
-                f"training data, below minimum_train_accuracy {minimum:g}; train it longer or "
-                "lower the gate"
-            )
+        require_learnt(root, done, minimum)
         if done["data"] != split.source_digest:
             raise DataError(
                 f"the data changed: {root.name} was trained on "

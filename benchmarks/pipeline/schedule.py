@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from stable_forgetting.benchmarks.pipeline.context import require_learnt
 from stable_forgetting.benchmarks.pipeline.executors import WorkerPool
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
@@ -177,6 +178,9 @@ class _Round:
         self.execution, self.store, self.watcher = execution, store, watcher
         missing = {s.key: s for s in execution.plan.stages() if _done(store, s) is None}
         watcher.planned(execution.plan, missing)
+        self.starts = {s.start.key for s in execution.plan.stages() if s.start is not None}
+        for stage in execution.plan.stages():
+            self._require_learnt(stage)
         self.todo = {key: s for key, s in missing.items() if key not in execution.failed}
         self.running: dict[Future[str], Stage] = {}
         self.elsewhere: dict[str, float] = {}
@@ -258,6 +262,15 @@ class _Round:
             self._forget_failure(stage)
         self.count += 1
         self.watcher.finished(stage, status)
+        self._require_learnt(stage)
+
+    def _require_learnt(self, stage: Stage) -> None:
+        """Ends a run at once where an Original has learnt nothing that a method could unlearn."""
+        if stage.kind == "original" and stage.key in self.starts:
+            done = _done(self.store, stage)
+            if done is not None:
+                minimum = stage.spec.protocol.get("minimum_train_accuracy", 0.0)
+                require_learnt(stage, done, minimum)
 
     def _log_failure(self, stage: Stage, error: Exception) -> None:
         path = self._failure_log(stage)

@@ -255,9 +255,24 @@ def test_the_gate_refuses_a_weak_original(copied, cli, one_line_error, nothing_h
         "--set", "protocol.minimum_train_accuracy=99.5", "--set", "methods.gd.params.lr=2e-4",
     )  # fmt: skip
     line = one_line_error(done)
-    assert "minimum_train_accuracy 99.5" in line and "gd/seed-1" in line
+    assert "minimum_train_accuracy 99.5" in line and "original/seed-1" in line
     nothing_half(copied.store)
     assert before == sorted((copied.store / "stages").iterdir())
+
+
+def test_a_weak_original_ends_a_run_before_any_retrain_is_trained(
+    tiny_suite, tmp_path, cli, one_line_error
+):
+    rows = {"original": None, "retrain": None, "gd": None}
+    path = tiny_suite(tmp_path, suite="weak", methods=rows, defaults={"steps": 2})
+    given = ("run", path, "--store", tmp_path / "store", "--workers", 1)
+    gate = "protocol.minimum_train_accuracy=99.5"
+    assert "original/seed-" in one_line_error(cli(*given, "--set", gate))
+    kinds = sorted(each.name.partition("-")[0] for each in (tmp_path / "store/stages").iterdir())
+    assert "original" in kinds and not {"retrain", "unlearn"} & {*kinds}
+    assert cli(*given, "--only", "original", "--set", gate).code == 0, "nothing is unlearned"
+    assert "original/seed-" in one_line_error(cli(*given, "--set", gate))
+    assert cli(*given).code == 0
 
 
 def test_a_failing_row_leaves_the_others_alone(copied, cli, tmp_path, tiny_suite, nothing_half):

@@ -1,0 +1,85 @@
+"""Metric cards: areas, likeness and the rule against cases with known answers, and a tiny suite."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.store.stages import StageStore
+from tools import cards
+from tools.cards import Card, Measured, area, area_interval, kept_alike, page, stored_cards
+
+
+def card(**changes):
+    plain = {"suite": "s", "method": "gd", "metric": "m", "seeds": 30, "area": 1.0, "low": 0.95}
+    return Card(**{**plain, "high": 1.0, "rounded": 0.9, "relearnt": 0.9, **changes})
+
+
+def test_the_area_is_that_of_scikit_learn_on_the_side_that_is_larger():
+    stream = np.random.default_rng(0)
+    known, unknown = stream.normal(1, 1, 30).round(1), stream.normal(0, 1, 20).round(1)
+    truth = roc_auc_score([1] * 30 + [0] * 20, [*known, *unknown])
+    assert 0.6 < truth < 1 and area(known, unknown) == pytest.approx(truth)
+    assert area(-known, -unknown) == pytest.approx(truth)
+    assert area(np.ones(3), np.ones(4)) == 0.5
+
+
+def test_the_interval_holds_the_area_and_ends_at_one_for_pools_apart():
+    stream = np.random.default_rng(1)
+    known, unknown = stream.normal(0.8, 1, 30), stream.normal(0, 1, 30)
+    low, high = area_interval(known, unknown)
+    assert 0.5 < low < area(known, unknown) < high < 1
+    assert area_interval(-known, -unknown) == pytest.approx((low, high))
+    assert area_interval(known + 9, unknown) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [(2.0, 2.0, 1.0), (0.0, 5.0, 0.0), (1.0, 3.0, 0.5), (1.0, -1.0, 0.0), (0.0, 0.0, None)],
+)
+def test_likeness_is_one_for_equals_and_nothing_for_a_zero_or_another_sign(one, other, alike):
+    assert kept_alike(one, other) == alike
+
+
+def test_the_rule_takes_all_three():
+    assert card().ranks and card(rounded=None).ranks
+    assert not card(low=0.89).ranks
+    assert not card(rounded=0.4).ranks and not card(relearnt=0.4).ranks
+
+
+def test_a_suite_is_measured_from_its_store(cli, tiny_suite, tmp_path, monkeypatch):
+    monkeypatch.setattr(cards, "FOLDER", tmp_path / "cards")
+    path = tiny_suite(
+        tmp_path,
+        suite="tiny",
+        methods={"original": None, "retrain": None, "gd": None},
+        retrains=2,
+        seeds=[1, 2, 3],
+        defaults={"steps": 4},
+        protocol={"scenario": {"kind": "class", "num_classes": 2}},
+    )
+    store = tmp_path / "store"
+    given = ("--store", store, "--workers", 1, "--seeds", "1,2,3", "--only", "gd")
+    assert cli("run", path, *given).code == 0
+    cards.main(store, str(path), [1, 2, 3], "gd")
+    lines = {line["metric"]: line for line in csv.DictReader((tmp_path / "cards/tiny.csv").open())}
+    suite = load_suite(str(path), seeds=[1, 2, 3], only=["gd"])
+    models = Measured(suite, StageStore(store))
+    known, unknown = (
+        np.array([models.stored(label, seed)["fa"] for seed in (1, 2, 3)])
+        for label in ("original", "retrain")
+    )
+    assert not unknown.any(), "Retrain never saw these classes"
+    assert float(lines["fa"]["area"]) == pytest.approx(area(known, unknown), abs=1e-6)
+    assert {"js_forget", "forget_loss", "mia"} <= {*lines}
+    found = {own.metric: own for own in stored_cards()}
+    assert found["js_forget"].low <= found["js_forget"].area <= found["js_forget"].high
+    assert (tmp_path / "cards/CARDS.md").read_text() == page(stored_cards())
+    before, after = models.stored("gd", 1), models.changed("gd", 1, "relearnt")
+    assert after["forget_loss"] < before["forget_loss"], "relearning was on the forget set"
+    rounded = models.changed("gd", 1, "rounded")
+    assert rounded["forget_loss"] != before["forget_loss"]
