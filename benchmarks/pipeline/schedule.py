@@ -268,7 +268,7 @@ class _Round:
         """Ends a run at once where an Original has learnt nothing that a method could unlearn."""
         if stage.kind == "original" and stage.key in self.starts:
             done = _done(self.store, stage)
-            if done is not None:
+            if done is not None and {"status", "train_accuracy"} <= done.keys():
                 minimum = stage.spec.protocol.get("minimum_train_accuracy", 0.0)
                 require_learnt(stage, done, minimum)
 
