@@ -267,8 +267,9 @@ class _Round:
     def _require_learnt(self, stage: Stage) -> None:
         """Ends a run at once where an Original has learnt nothing that a method could unlearn."""
         if stage.kind == "original" and stage.key in self.starts:
-            done = _done(self.store, stage)
-            if done is not None and {"status", "train_accuracy"} <= done.keys():
+            done = _done(self.store, stage) or {}
+            status = done.get("status")  # what lacks a fact is refused by the stages that read it
+            if status == "diverged" or (status == "ok" and "train_accuracy" in done):
                 minimum = stage.spec.protocol.get("minimum_train_accuracy", 0.0)
                 require_learnt(stage, done, minimum)
 
