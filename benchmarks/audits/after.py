@@ -6,13 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.report import svg
 from stable_forgetting.benchmarks.report.cells import MISSING
 from stable_forgetting.benchmarks.report.section import Column, Mark, Picture, Section, table
-from stable_forgetting.benchmarks.suite.suite import FLOOR
-from stable_forgetting.common.measure.gaps import Summary
+from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
+from stable_forgetting.common.audits.base import ModelAudit
+from stable_forgetting.common.data.parts import utility_parts
+from stable_forgetting.common.measure.gaps import Summary, summarise
+
+if TYPE_CHECKING:
+    from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
+    from stable_forgetting.benchmarks.pipeline.stage import Placed
 
 EQUAL = 2.0
 """Points of accuracy on what is to be kept that a row of equal utility may have below Retrain."""
@@ -29,7 +36,8 @@ class Shown:
         before: Without an attack: accuracy on forget minus Retrain's.
         attack: The one that shows most, by the mean over seeds; :data:`NONE` where none shows more.
         after: What it shows, over the seeds.
-        utility: Accuracy on what is to be kept minus Retrain's, before any attack, mean over seeds.
+        utility: Accuracy on what is to be kept minus Retrain's, before any attack, mean over seeds:
+            on retain or on held-out data, whichever is the lower.
         reference: Whether the row is no method.
     """
 
@@ -48,6 +56,68 @@ class Shown:
     def to_json(self) -> dict[str, Any]:
         """All numbers."""
         return {**asdict(self), "equal_utility": self.equal}
+
+
+def after_attack(report: AuditReport, tables: Sequence[AuditTable]) -> list[Shown]:
+    """What every row shows of the forgotten, before and after the attack that shows most."""
+    attacks = [
+        each
+        for each in tables
+        if isinstance(each.audit, ModelAudit) and report.retrain in each.rows
+    ]
+    found = []
+    for label, results in report.rows.items():
+        above = {
+            seed: _above(report, result.stage, report.retrains[seed].stage)
+            for seed, result in results.items()
+            if seed in report.retrains
+        }
+        shown = {NONE: {seed: own["forget"] for seed, own in above.items()}}
+        for attack in attacks:
+            values = {s: _advantage(attack, label, report.retrain, s) for s in above}
+            known = {s: value for s, value in values.items() if value is not None}
+            shown |= {attack.name: known} if known and len(known) == len(values) else {}
+        if above and len(shown) > 1:
+            reference = label == FLOOR or report.suite.row(label).method in REFERENCES
+            found.append(_worst(label, shown, [*above.values()], reference=reference))
+    return found
+
+
+def _worst(
+    label: str,
+    shown: Mapping[str, Mapping[int, float]],
+    above: Sequence[Mapping[str, float]],
+    *,
+    reference: bool,
+) -> Shown:
+    """The worst attack of a row; ``above`` has its accuracies less Retrain's, by seed."""
+    over = {name: summarise([*by_seed.values()]) for name, by_seed in shown.items()}
+    worst = max(over, key=lambda name: over[name].mean)
+    kept = [fmean(own[part] for own in above) for part in above[0] if part != "forget"]
+    return Shown(label, over[NONE].mean, worst, over[worst], min(kept, default=None), reference)
+
+
+def _advantage(attack: AuditTable, label: str, retrain: str, seed: int) -> float | None:
+    """Of one row and seed; None where the attack measured nothing of it or of Retrain."""
+    assert isinstance(attack.audit, ModelAudit)
+    ours, theirs = (attack.rows.get(row, {}).get(seed) for row in (label, retrain))
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return None
+    return attack.audit.advantage(ours, theirs)
+
+
+def _above(report: AuditReport, stage: Placed, retrain: Placed) -> dict[str, float]:
+    """The accuracies of one model less those of another, by what they are of."""
+    ours, theirs = (_accuracies(report, each) for each in (stage, retrain))
+    return {part: ours[part] - value for part, value in theirs.items()}
+
+
+def _accuracies(report: AuditReport, stage: Placed) -> dict[str, float]:
+    """Accuracy on forget, on retain where it is scored, and on what is held out, averaged."""
+    scores = report.scores(stage)
+    found = {part: scores[part].accuracy for part in ("forget", "retain") if part in scores}
+    held = [scores[part].accuracy for part in utility_parts(scores, report.benchmark.part_table)]
+    return found | ({"held out": fmean(held)} if held else {})
 
 
 def ordered(rows: Sequence[Shown]) -> list[Shown]:
@@ -88,7 +158,7 @@ def sections(name: str, rows: Sequence[Shown], depth: int = 2) -> list[Section]:
         "attack as given. Taking an adapter off is no part of it: the models are merged. rank: by "
         "the worst "
         f"attack among the methods of equal utility, which lose at most {EQUAL:g} points of "
-        "accuracy on what is to be kept."
+        "accuracy on what is to be kept, on retain and on held-out data."
     )
     if floor is not None:
         text += f" The noise floor is the second Retrain: {floor:.1f}."
@@ -99,7 +169,9 @@ def sections(name: str, rows: Sequence[Shown], depth: int = 2) -> list[Section]:
         Column("after", doc="is what the worst attack shows"),
         Column("95 % CI", doc="is over seeds (t)"),
         Column("worst attack", doc="is the attack that shows most"),
-        Column("utility", doc="is accuracy on what is to be kept minus Retrain's"),
+        Column(
+            "utility", doc="is accuracy on retain or on held-out data minus Retrain's: the lower"
+        ),
         Column("", "mark"),
     ]
     lines = []

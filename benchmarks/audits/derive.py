@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from stable_forgetting.benchmarks.audits.after import NONE, Shown
 from stable_forgetting.benchmarks.audits.plan import AuditPlan, composite, inapplicable
 from stable_forgetting.benchmarks.pipeline.measuring import read_attack, read_scores
 from stable_forgetting.benchmarks.pipeline.stage import Placed, Result
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.audits.attacks import ULira
 from stable_forgetting.common.audits.base import (
     Audit,
@@ -28,7 +27,6 @@ from stable_forgetting.common.audits.sequential import Sequential
 from stable_forgetting.common.audits.twins import Twins
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import BENCHMARKS
-from stable_forgetting.common.data.parts import utility_parts
 from stable_forgetting.common.measure.gaps import summarise
 from stable_forgetting.common.store.stages import StageStore
 
@@ -110,7 +108,7 @@ class AuditReport:
     ):
         self.suite, self.store, self.audits, self.plan = suite, store, audits, plan
         self.benchmark = BENCHMARKS[suite.spec.benchmark]
-        self._retrain = suite.retrain
+        self.retrain = suite.retrain
         self._loaded: dict[str, dict[str, Any]] = {}
 
     @cached_property
@@ -131,7 +129,7 @@ class AuditReport:
             reason = inapplicable(self.suite, audit)
             if reason is not None:
                 text = NotApplicable(reason).reason
-                table.rows = {row: dict.fromkeys(self._retrains, text) for row in self._rows}
+                table.rows = {row: dict.fromkeys(self.retrains, text) for row in self.rows}
             elif isinstance(audit, PairAudit):
                 self._pairs(table, audit)
             elif isinstance(audit, PopulationAudit):
@@ -146,55 +144,7 @@ class AuditReport:
             tables.append(table)
         return tables
 
-    # After attack --------------------------------------------------------------------------------
-
-    def after(self, tables: Sequence[AuditTable]) -> list[Shown]:
-        """What every row shows of the forgotten, before and after the attack that shows most."""
-        attacks = [table for table in tables if isinstance(table.audit, ModelAudit)]
-        attacks = [table for table in attacks if self._retrain in table.rows]
-        found = []
-        for label, results in self._rows.items():
-            plain = {
-                seed: (self._accuracies(result.stage), self._accuracies(self._retrains[seed].stage))
-                for seed, result in results.items()
-                if seed in self._retrains
-            }
-            shown = {NONE: {s: ours[0] - theirs[0] for s, (ours, theirs) in plain.items()}}
-            for table in attacks:
-                values = {s: self._advantage(table, label, s) for s in plain}
-                known = {s: value for s, value in values.items() if value is not None}
-                shown |= {table.name: known} if known and len(known) == len(values) else {}
-            if plain and len(shown) > 1:
-                found.append(self._shown(label, shown, plain))
-        return found
-
-    def _shown(
-        self,
-        label: str,
-        shown: Mapping[str, Mapping[int, float]],
-        plain: Mapping[int, tuple[tuple[float, float | None], tuple[float, float | None]]],
-    ) -> Shown:
-        over = {name: summarise([*by_seed.values()]) for name, by_seed in shown.items()}
-        worst = max(over, key=lambda name: over[name].mean)
-        pairs = [(ours[1], theirs[1]) for ours, theirs in plain.values()]
-        lost = [a - b for a, b in pairs if a is not None and b is not None]
-        utility = sum(lost) / len(lost) if lost else None
-        reference = label == FLOOR or self.suite.row(label).method in REFERENCES
-        return Shown(label, over[NONE].mean, worst, over[worst], utility, reference)
-
-    def _advantage(self, table: AuditTable, label: str, seed: int) -> float | None:
-        """Of one row and seed; None where the attack measured nothing of it or of Retrain."""
-        assert isinstance(table.audit, ModelAudit)
-        ours, theirs = (table.rows.get(row, {}).get(seed) for row in (label, self._retrain))
-        if not isinstance(ours, dict) or not isinstance(theirs, dict):
-            return None
-        return table.audit.advantage(ours, theirs)
-
-    def _accuracies(self, stage: Placed) -> tuple[float, float | None]:
-        """Accuracy on forget, and its mean over the parts of what is to be kept."""
-        scores = self.scores(stage)
-        kept = [scores[part].accuracy for part in utility_parts(scores, self.benchmark.part_table)]
-        return scores["forget"].accuracy, sum(kept) / len(kept) if kept else None
+    # The models ----------------------------------------------------------------------------------
 
     def scores(self, stage: Placed) -> dict[str, Any]:
         """Part -> stored scores of an evaluate stage."""
@@ -210,19 +160,20 @@ class AuditReport:
         return {r.seed: r for r in self.finals if (r.label, r.replicate) == (label, replicate)}
 
     @cached_property
-    def _retrains(self) -> dict[int, Result]:
-        return self._of(self._retrain)
+    def retrains(self) -> dict[int, Result]:
+        """Seed -> the Retrain beside which the rows are read."""
+        return self._of(self.retrain)
 
     @cached_property
-    def _rows(self) -> dict[str, dict[int, Result]]:
+    def rows(self) -> dict[str, dict[int, Result]]:
         """The noise floor and the rows with results, without Retrain: label -> seed -> model."""
-        labels = [row.label for row in self.suite.rows if row.label != self._retrain]
+        labels = [row.label for row in self.suite.rows if row.label != self.retrain]
         rows = {label: own for label in labels if (own := self._of(label))}
-        return {FLOOR: self._of(self._retrain, 1), **rows}
+        return {FLOOR: self._of(self.retrain, 1), **rows}
 
     def _pairs(self, table: AuditTable, audit: PairAudit) -> None:
-        for label, results in self._rows.items():
-            for seed, retrain in self._retrains.items():
+        for label, results in self.rows.items():
+            for seed, retrain in self.retrains.items():
                 if seed in results:
                     ours, theirs = (self.scores(r.stage) for r in (results[seed], retrain))
                     table.put(label, seed, partial(audit.compare, ours, theirs, seed=seed))
@@ -232,12 +183,12 @@ class AuditReport:
     # Model audits --------------------------------------------------------------------------------
 
     def _models(self, table: AuditTable) -> None:
-        for label, results in {self._retrain: self._retrains, **self._rows}.items():
+        for label, results in {self.retrain: self.retrains, **self.rows}.items():
             for seed, result in results.items():
                 table.rows.setdefault(label, {})[seed] = self._probe(result, table)
-        table.relate(self._retrain)
+        table.relate(self.retrain)
         if FLOOR not in table.rows:
-            table.rows[FLOOR] = dict.fromkeys(self._retrains, NO_SECOND)
+            table.rows[FLOOR] = dict.fromkeys(self.retrains, NO_SECOND)
 
     @cached_property
     def _probes(self) -> dict[tuple[str, str, int, int], Placed]:
@@ -267,7 +218,7 @@ class AuditReport:
             rows = {FLOOR: pool[half:]}
             rows |= {
                 label: _interleaved([self.plan.shadows[label, seed, "fixed"] for seed in seeds])
-                for label in self._rows
+                for label in self.rows
                 if label != FLOOR
             }
             for label, models in rows.items():
@@ -280,7 +231,7 @@ class AuditReport:
     def _seed_groups(self) -> list[list[int]]:
         """Seeds that share one split: their models are one population."""
         groups: dict[str, list[int]] = {}
-        for seed, result in self._retrains.items():
+        for seed, result in self.retrains.items():
             split = result.stage.parents["split"]
             done = self.store.done(split.kind, split.key)
             groups.setdefault((done or {}).get("split", split.key), []).append(seed)
@@ -288,7 +239,7 @@ class AuditReport:
 
     def _halves(self, table: AuditTable, audit: ULira) -> None:
         for (label, seed, design), stages in self.plan.shadows.items():
-            if design == "halves" and stages and seed in self._retrains:
+            if design == "halves" and stages and seed in self.retrains:
                 models = [self.scores(stage) for stage in stages]
                 table.put(f"{label}, halves", seed, partial(audit.halves, models, seed=seed))
 
@@ -302,7 +253,7 @@ class AuditReport:
                 stage = self.plan.twins[label, seed, audit.moved]
                 cells[seed] = self._no_twin(table.name, label, seed, stage)
                 if stage is not None and not cells[seed]:
-                    own[seed] = self.scores(self._rows[label][seed].stage)
+                    own[seed] = self.scores(self.rows[label][seed].stage)
                     twins[seed] = self.scores(stage)
             if own:
                 try:
@@ -320,13 +271,13 @@ class AuditReport:
             return f"not run: add --attacks {name} --yes"
         if done["status"] != "ok":
             return f"diverged: {done.get('status_detail', '')}"
-        return "" if seed in self._rows.get(label, {}) else "not run"
+        return "" if seed in self.rows.get(label, {}) else "not run"
 
     # Streams -------------------------------------------------------------------------------------
 
     def _streams(self, table: AuditTable, audit: Sequential) -> None:
         for (label, seed), stages in self.plan.streams.items():
-            row = self._retrain if label == FLOOR else label
+            row = self.retrain if label == FLOOR else label
             cell = composite(self.suite, row) or self._stream(audit, stages)
             table.rows.setdefault(label, {})[seed] = cell
 

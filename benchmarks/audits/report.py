@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from stable_forgetting.benchmarks.audits.after import Shown, ordered
+from stable_forgetting.benchmarks.audits.after import Shown, after_attack, ordered
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable, Cell
 from stable_forgetting.benchmarks.audits.plan import AuditPlan
 from stable_forgetting.benchmarks.audits.stored import StoredPlan
@@ -132,4 +132,4 @@ def audit_tables(
         return [], []
     report = AuditReport(suite, store, suite.audits, AuditPlan(plan.results, plan.audits))
     tables = report.tables()
-    return tables, report.after(tables)
+    return tables, after_attack(report, tables)

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from stable_forgetting.benchmarks.apply.attacked import attack_given
+from stable_forgetting.benchmarks.audits.after import after_attack
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.cost import costs, time_line
 from stable_forgetting.benchmarks.audits.derive import AuditReport
@@ -337,7 +338,7 @@ def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows
     plan = planner.report_plan(audits, shadows)
     report, name = AuditReport(planner.suite, planner.store, audits, plan), planner.suite.name
     tables = report.tables()
-    shown = report.after(tables)
+    shown = after_attack(report, tables)
     show(console, [*sections(tables), *after_sections(name, shown, depth=3)])
     path = planner.store.root / "suites" / name / "audits.json"
     write_json(path, report_json(name, tables, shown))

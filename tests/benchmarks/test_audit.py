@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -544,6 +545,12 @@ def test_the_worst_attack_is_the_largest_difference_from_retrain(run):
     found["none"] = by_label["gd_sine"]["before"]
     assert by_label["gd_sine"]["after"]["mean"] == pytest.approx(max(found.values()))
     assert found[by_label["gd_sine"]["attack"]] == max(found.values())
+    with (run.store / "suites/tiny/runs.csv").open() as lines:
+        own = {(line["row"], line["replicate"]): line for line in csv.DictReader(lines)}
+    ours, theirs = own["gd_sine", "0"], own["retrain", "0"]
+    lost = {part: float(ours[part]) - float(theirs[part]) for part in ("ra", "ta")}
+    assert by_label["gd_sine"]["utility"] == pytest.approx(min(lost.values()))
+    assert lost["ra"] != lost["ta"], "else the lower is not told from the other"
 
 
 def test_a_budget_is_the_setting_of_the_attacks_that_have_it():
