@@ -65,11 +65,18 @@ def places(runs: Iterable[Mapping[str, Any]], sides: Sides) -> dict[str, Place]:
         sides: Which gaps count.
     """
     found: dict[str, list[Place]] = {}
+    runs = list(runs)
+    targets = {
+        str(run["seed"]): run
+        for run in runs
+        if run["method"] == "retrain" and str(run["replicate"]) == "0"
+    }
     for run in runs:
         row = {"0": run["row"], "1": FLOOR}.get(str(run["replicate"]))
         if run["status"] != "ok" or row is None or (run["method"] in REFERENCES and row != FLOOR):
             continue
-        own = [_distance(run, weights) for weights in sides.weights]
+        target = targets.get(str(run["seed"]), {})
+        own = [_distance(run, target, weights) for weights in sides.weights]
         if None not in own:
             found.setdefault(row, []).append((own[0] or 0.0, own[1] or 0.0))
     return {
@@ -78,13 +85,19 @@ def places(runs: Iterable[Mapping[str, Any]], sides: Sides) -> dict[str, Place]:
     }
 
 
-def _distance(run: Mapping[str, Any], weights: Mapping[str, float]) -> float | None:
-    """The weighted mean of absolute gaps; None where one is missing."""
-    gaps = {name: run.get(f"gap.{name}") for name in weights}
-    if any(gap in (None, "") for gap in gaps.values()):
+def _distance(
+    run: Mapping[str, Any], target: Mapping[str, Any], weights: Mapping[str, float]
+) -> float | None:
+    """The weighted mean of absolute gaps; None where a value of either run is missing."""
+    pairs = {name: (run.get(name), target.get(name)) for name in weights}
+    if any(value in (None, "") for pair in pairs.values() for value in pair):
         return None
-    total = math.fsum(weight * abs(float(gaps[name] or 0)) for name, weight in weights.items())
-    return total / math.fsum(weights.values())
+    gaps = {
+        name: abs(float(ours or 0) - float(theirs or 0)) for name, (ours, theirs) in pairs.items()
+    }
+    return math.fsum(weights[name] * gap for name, gap in gaps.items()) / math.fsum(
+        weights.values()
+    )
 
 
 def front(found: Mapping[str, Place]) -> list[str]:

@@ -81,18 +81,18 @@ def test_tables_are_chosen_by_what_is_forgotten_and_by_size():
 
 
 def run(row, forget, keep, *, replicate=0, status="ok", method="gd"):
-    gaps = {"gap.fa": forget, "gap.ta": keep, "gap.wf": 0}
-    return {"row": row, "method": method, "replicate": replicate, "status": status, **gaps}
+    values = {"fa": forget, "ta": keep, "wf": 0, "seed": 1}
+    return {"row": row, "method": method, "replicate": replicate, "status": status, **values}
 
 
 def test_the_sides_are_mean_absolute_gaps():
     runs = [
-        run("gd", 2.0, 4.0),
-        run("gd", "-4.0", "0"),
-        run("bad", "", 1.0),
-        run("bad", 1.0, 1.0, status="diverged"),
-        run("retrain", 0, 0, method="retrain"),
-        run("retrain", 0.5, -2.0, method="retrain", replicate=1),
+        run("gd", 12.0, 84.0),
+        run("gd", "6.0", "80"),
+        run("bad", "", 81.0),
+        run("bad", 11.0, 81.0, status="diverged"),
+        run("retrain", 10, 80, method="retrain"),
+        run("retrain", 10.5, 78.0, method="retrain", replicate=1),
         run("original", 90, 0, method="original"),
     ]
     assert places(runs, SIDES) == {"gd": (3.0, 1.5), FLOOR: (0.5, 1.5)}, "signs do not cancel"
