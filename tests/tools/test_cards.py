@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.store.stages import StageStore
 from tools import cards
-from tools.cards import Card, Measured, area, area_interval, kept_alike, page, stored_cards
+from tools.cards import Card, Measured, alike, area, area_interval, page, stored_cards
 
 
 def card(**changes):
@@ -38,17 +38,18 @@ def test_the_interval_holds_the_area_and_ends_at_one_for_pools_apart():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "alike"),
-    [(2.0, 2.0, 1.0), (0.0, 5.0, 0.0), (1.0, 3.0, 0.5), (1.0, -1.0, 0.0), (0.0, 0.0, None)],
+    ("one", "other", "found"),
+    [(2.0, 2.0, 1.0), (0.0, 5.0, 0.0), (1.0, 3.0, 0.5), (1.0, -1.0, 0.0), (0.0, 0.0, 1.0)],
 )
-def test_likeness_is_one_for_equals_and_nothing_for_a_zero_or_another_sign(one, other, alike):
-    assert kept_alike(one, other) == alike
+def test_likeness_is_one_for_equals_and_nothing_for_a_zero_or_another_sign(one, other, found):
+    assert alike(one, other) == found
 
 
 def test_the_rule_takes_all_three():
-    assert card().ranks and card(rounded=None).ranks
+    assert card().ranks
     assert not card(low=0.89).ranks
     assert not card(rounded=0.4).ranks and not card(relearnt=0.4).ranks
+    assert not card(relearnt=None).ranks, "nothing moved, so nothing is known"
 
 
 def test_a_suite_is_measured_from_its_store(cli, tiny_suite, tmp_path, monkeypatch):
