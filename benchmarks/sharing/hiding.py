@@ -124,7 +124,8 @@ def _middle(of: Mapping[str, Attacked]) -> float:
 
 def _rows(found: Sequence[Attacked]) -> Table:
     suites = list(dict.fromkeys(own.suite for own in found))
-    heads: list[str | Column] = ["method", Column("median"), *(Column(name) for name in suites)]
+    middle = Column("median", doc="is over the row's tables, and orders rows of as many tables")
+    heads: list[str | Column] = ["method", middle, *(Column(name) for name in suites)]
     lines = [
         [row, f"{round(_middle(of))}", *(_cell(of.get(suite)) for suite in suites)]
         for row, of in _by_row(found).items()
