@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.store.stages import StageStore
+from tests.test_findings import FINDINGS, prose
 from tools import cards
 from tools.cards import Card, Measured, alike, area, area_interval, page, stored_cards
 
@@ -84,3 +85,29 @@ def test_a_suite_is_measured_from_its_store(cli, tiny_suite, tmp_path, monkeypat
     assert after["forget_loss"] < before["forget_loss"], "relearning was on the forget set"
     rounded = models.changed("gd", 1, "rounded")
     assert rounded["forget_loss"] != before["forget_loss"]
+
+
+def test_the_shipped_page_and_the_findings_are_those_of_the_shipped_cards():
+    found = stored_cards()
+    assert (cards.FOLDER / "CARDS.md").read_text(encoding="utf-8") == page(found)
+    said = prose(FINDINGS)
+    of = {(own.suite, own.metric): own for own in found}
+
+    def r(suite, metric):
+        return f"{of[suite, metric].relearnt:.2f}".lstrip("0")
+
+    order = ("forget_odds_rest", "forget_odds_top", "forget_log_ratio")
+    assert all(of["authors-cards", metric].ranks for metric in (*order, "log10_fq"))
+    assert "(R {}, {} and {})".format(*(r("authors-cards", metric) for metric in order)) in said
+    assert f"log10 of forget quality ({r('authors-cards', 'log10_fq')})" in said
+    failed = ("forget_prob", "forget_rouge", "extraction_strength")
+    assert all(of["authors-cards", metric].low == 1 for metric in failed)
+    assert not any(of["authors-cards", metric].ranks for metric in failed)
+    told = "Mean probability ({}), ROUGE-L ({}) and extraction strength ({})"
+    assert told.format(*(r("authors-cards", metric) for metric in failed)) in said
+    assert all(of["digits-class", m].ranks for m in ("fa", "ua", "forget_loss", "mia_auc"))
+    assert f"does not (R {r('digits-class', 'mia')}), nor does the JS divergence " in said
+    assert f"({r('digits-class', 'js_forget')})" in said
+    assert not of["digits-class", "mia"].ranks and not of["digits-class", "js_forget"].ranks
+    kept = [of[key] for key in of if key[1] in ("ra", "ta", "mu")]
+    assert len(kept) == 3 and not any(own.ranks for own in kept)
