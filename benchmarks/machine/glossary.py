@@ -22,6 +22,8 @@ READING = (
     "column. Reports print it as a row and as the noise floor under the table.",
     "A collapsed model gives one answer to everything. A good value that it reaches too is no "
     "evidence alone.",
+    "Which columns tell models that know the forget set from models that never saw it, and what "
+    "rounding and relearning do to them, is measured in benchmarks/results/cards/CARDS.md.",
 )
 
 SIMULATED = ((5, "0", "0", "98"), (10, "0", "9", "100"))
