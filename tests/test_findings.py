@@ -148,6 +148,23 @@ def tally() -> tuple[str, int, int, int]:
     return words[len({own.suite for own in found})], len(equal), len(above), len(below)
 
 
+TWINS = "twins/digits-class.md"
+
+
+def twin(audit: str, row: str, head: str) -> str:
+    """One cell of the tables of twins, as printed."""
+    (table,) = (table for title, table in tables(TWINS) if title.startswith(audit))
+    return next(cells[table.heads.index(head)] for cells in table.rows if cells[0] == row)
+
+
+def test_rounding_moves_one_row_alone():
+    (table,) = (table for title, table in tables(TWINS) if title.startswith("rounding"))
+    moved = {row[0] for row in table.rows if any(cell != "0 [0, 0]" for cell in row[1:])}
+    assert moved == {"finetune"} and f"In {len(table.rows) - 1} other rows" in prose(FINDINGS)
+    text = (RESULTS / TWINS).read_text(encoding="utf-8")
+    assert "rounding moves it more" not in text, "no row is marked"
+
+
 def accepted(row: str) -> str:
     return f"{cell(BOUND, '', row, 'accepted %'):.0f}"
 
@@ -233,6 +250,12 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "the tight tanh {} %, LoRA {} % and Retrain {} %.",
      lambda: tuple(cell(RECITED, "logit_lens", row, "block 1 forget")
                    for row in ("gd_sine", "gd_lora_omega", "gd_tanh_tight", "gd_lora", "retrain"))),
+    (FINDINGS, "change its forget accuracy by {} points {} and {} % of its answers on forget.",
+     lambda: (*twin("rounding", "finetune", "FA").split(" ", 1),
+              twin("rounding", "finetune", "answers").split()[0])),
+    (FINDINGS, "the seed of unlearning has {} % {} in sine and {} % {} in LoRA",
+     lambda: tuple(part for row in ("gd_sine", "gd_lora")
+                   for part in twin("unlearning_seed", row, "TA").split(" ", 1))),
     (FINDINGS, "At the end of the model all four are between {:.1f} and {:.1f} %.",
      lambda: spread(cell(RECITED, "", row, "MA ↓")
                     for row in ("gd_sine", "gd_lora_omega", "gd_tanh_tight", "gd_lora"))),
