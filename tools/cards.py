@@ -15,8 +15,8 @@ arXiv 2605.24614.
 
 from __future__ import annotations
 
+import argparse
 import csv
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.audits.weights import change_matrices_, normal_float
+from stable_forgetting.common.base.errors import UserError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.base.seeding import generator
 from stable_forgetting.common.data.splits import ForgetSplit
@@ -263,6 +264,11 @@ def stored_cards() -> list[Card]:
     return found
 
 
+def whole_numbers(text: str) -> list[int]:
+    """``1,2,3``."""
+    return [int(number) for number in text.split(",")]
+
+
 NUMBERS = ("area", "low", "high", "rounded", "relearnt")
 
 
@@ -283,5 +289,13 @@ def main(store: Path, name: str, seeds: Sequence[int], method: str) -> None:
 
 
 if __name__ == "__main__":
-    folder, asked, numbers, row = sys.argv[1:]
-    main(Path(folder), asked, [int(number) for number in numbers.split(",")], row)
+    parser = argparse.ArgumentParser(prog="python -m tools.cards", description=__doc__)
+    parser.add_argument("store", type=Path, help="where the suite was run")
+    parser.add_argument("suite", help="its name, or its YAML file")
+    parser.add_argument("seeds", type=whole_numbers, help="comma-separated")
+    parser.add_argument("method", help="the row whose models are rounded and relearnt")
+    given = parser.parse_args()
+    try:
+        main(given.store, given.suite, given.seeds, given.method)
+    except UserError as error:
+        parser.error(str(error))
