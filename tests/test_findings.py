@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from scipy.stats import spearmanr
@@ -149,6 +150,16 @@ def tally() -> tuple[str, int, int, int]:
 
 
 TWINS = "twins/digits-class.md"
+
+
+def retrained_and_unseen() -> tuple[int, int, float, float]:
+    """TDEC: Retrains that fail our rule, seeds, their MA on forget, Original's on unseen text."""
+    with (RESULTS / "tdec-small-attack" / "runs.csv").open(encoding="utf-8") as lines:
+        runs = [run for run in csv.DictReader(lines) if run["replicate"] == "0"]
+    unseen = {r["seed"]: float(r["unseen_ma"]) for r in runs if r["row"] == "original"}
+    own = {r["seed"]: float(r["forget_ma"]) for r in runs if r["row"] == "retrain"}
+    failed = sum(own[seed] <= 0.75 * unseen[seed] for seed in own)
+    return failed, len(own), fmean(own.values()), fmean(unseen.values())
 
 
 def twin(audit: str, row: str, head: str) -> str:
@@ -291,6 +302,8 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "Pile rises from {} to {} with it",
      lambda: (f"{cell(TDEC, 'tdec-small', 'original', PILE):,.0f}",
               f"{cell(TDEC, 'tdec-small', 'ihl_lora', PILE) // 1000 * 1000:,.0f}")),
+    (FINDINGS, "a Retrain fails it on {} of {} seeds, as it says {:.1f} % of the forgotten tokens "
+               "and Original {:.1f} % of unseen ones.", retrained_and_unseen),
     (FINDINGS, "{} of 14 methods over-forget on some seed by our rule, {} of them on one of five.",
      lambda: (sum(n > 0 for n in over_forgotten()), over_forgotten().count(1))),
     (FINDINGS, "{} of {} rows are not shown to differ from Retrain by AG4",
