@@ -109,5 +109,14 @@ def test_the_shipped_page_and_the_findings_are_those_of_the_shipped_cards():
     assert f"does not (R {r('digits-class', 'mia')}), nor does the JS divergence " in said
     assert f"({r('digits-class', 'js_forget')})" in said
     assert not of["digits-class", "mia"].ranks and not of["digits-class", "js_forget"].ranks
+    tenth = {metric: own for (suite, metric), own in of.items() if suite == "digits-random"}
+    assert all(tenth[metric].ranks for metric in ("fa", "ua", "forget_loss", "mia"))
+    assert f"the SVC attack (R {r('digits-random', 'mia')}) pass" in said
+    js, changed, auc = (tenth[metric] for metric in ("js_forget", "changed_forget", "mia_auc"))
+    assert js.low < 0.5 and changed.low < 0.5 and not auc.ranks
+    assert f"(area {js.area:.2f})".replace("0.", ".") in said
+    assert f"answered otherwise ({changed.area:.2f})".replace("0.", ".") in said
+    ends = f"({auc.area:.2f} [{auc.low:.2f}, {auc.high:.2f}])".replace("0.", ".")
+    assert f"misses the limit {ends}" in said
     kept = [of[key] for key in of if key[1] in ("ra", "ta", "mu")]
-    assert len(kept) == 3 and not any(own.ranks for own in kept)
+    assert len(kept) == 5 and not any(own.ranks for own in kept)
