@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from scipy.stats import ks_2samp
 
 from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.paper.report import FINDINGS, HEADS, read_findings
+from tests.test_findings import README, prose
 from tools.paper import OURS, UNCHANGED, exact_p, nearest_on_grid
 from tools.paper import findings as found
 
@@ -93,5 +95,8 @@ def test_the_command_writes_text_csv_and_json(cli, findings):
     assert tuple(lines[0]) == HEADS and len(lines) == len(findings)
     assert json.loads(cli("verify", "paper", "--format", "json").out)[0] == lines[0]
     shown = cli("verify", "paper")
+    counts = re.search(r"([\d,]+) findings in ([\d,]+) numbers", shown.out).groups()
+    for document in (README, "docs/findings.md"):
+        assert "{} of {} printed numbers contradict".format(*counts) in prose(document)
     assert shown.code == 0 and f"{len(findings)} findings in " in shown.out
     assert cli("verify", "paper", "--format", "xml").code == 2
