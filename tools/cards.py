@@ -212,11 +212,11 @@ def mean(rows: Sequence[Values], metric: str) -> float:
 
 ABOUT = (
     "A metric may rank where the lower end of the area's 95 % CI is at least "
-    f"{FAITHFUL:g}, and Q and R are at least {ROBUST:g}. This rule was set before a table was "
-    "seen. "
-    f"Q and R are of {CHANGED} seeds and one method at one setting, so they say less than the area "
-    f"does. Relearning is {STEPS} steps of {SAMPLES} samples at a third of Original's rate; at a "
-    "tenth, which was tried first, no accuracy moved. Where nothing moves, R is not known."
+    f"{FAITHFUL:g}, and Q and R are at least {ROBUST:g}. These limits were set before a table was "
+    "seen. Two things were changed after the first: relearning at a tenth of Original's rate moved "
+    f"no accuracy, so it is {STEPS} steps of {SAMPLES} samples at a third; and a metric that moves "
+    "in neither model, whose R is not known, may not rank. "
+    f"Q and R are of {CHANGED} seeds and one method at one setting, so they say less than the area."
 )
 HEADS: tuple[str | Column, ...] = (
     "metric",
