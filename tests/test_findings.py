@@ -317,9 +317,9 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "the same loss is at {} with another draw, against {}.",
      lambda: (f"{distance('cifar10-small-all', 'gd_ul'):.1f}",
               f"{distance('lethevit-cifar10-small', 'gd_ul'):.1f}")),
-    (README, "In {} attacked tables {} rows keep as much as Retrain. Under the worst attack {} of "
-             "them show more of the forgotten than a second Retrain (95 % CI above its mean), {} "
-             "do not.",
+    (README, "In {} attacked tables {} rows keep as much as Retrain, within 2 points. Under the "
+             "worst attack {} of them show more of the forgotten than a second Retrain (95 % CI "
+             "above its mean), {} do not.",
      lambda: tally()),
     (README, "On recited texts sine says {} % of the forgotten tokens after the first block, "
              "Retrain {} %.",
