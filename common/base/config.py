@@ -158,7 +158,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except ConfigError:
         raise
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
+        raise ConfigError(
+            f"{path}: no such file; give the path of a YAML file that is there"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text ({error})") from None
     if len(content) > LONGEST_YAML:

@@ -251,7 +251,9 @@ def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
 
 def _load_file(path: Path) -> None:
     if not path.is_file():
-        raise ConfigError(f"--plugin {path}: no such file")
+        raise ConfigError(
+            f"--plugin {path}: no such file; give the path of a Python file that is there"
+        )
     if str(path.resolve()) in plugin_files():
         return
     name = f"{_FILE_PLUGIN}{path.stem}"
