@@ -2,8 +2,8 @@
 
 Probability, truth ratio, extraction strength, exact memorisation and min-k differ only in what they
 do with the log-probability of each answer token, so the model runs once: all sets together in
-batches of equal length, a question's answers behind one copy of its prompt, and the head only where
-a label is predicted.
+batches of equal length, what several answers to a question begin with only once, and the head only
+where a label is predicted.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from stable_forgetting.language.models.backbone import (
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of a batch.
+    """One row of a batch: the tree of the sequences of one or several pairs.
 
     Attributes:
-        ids: (T,) int64 tokens.
+        ids: (T,) int64 tokens, each before all that continue it.
         positions: (T,) int64, of each token in its own sequence.
-        branch: (T,) int64: 0 for what all branches share, else the branch's number.
+        ends: (T,) int64: where in the row the last token that continues this one has been passed.
         pairs: Which pairs are in here.
         predictors: For each pair, where in the row its labels are predicted, int64.
     """
 
     ids: np.ndarray
     positions: np.ndarray
-    branch: np.ndarray
+    ends: np.ndarray
     pairs: tuple[int, ...]
     predictors: tuple[np.ndarray, ...]
 
@@ -57,85 +57,69 @@ class Row:
     @property
     def packed(self) -> bool:
         """Whether it has branches, and so needs a mask of its own."""
-        return bool(self.branch[-1])
+        return bool((self.ends < len(self)).any())
 
 
 def plain_rows(pairs: Sequence[Encoded]) -> list[Row]:
     """One row per pair."""
-    return [_alone(index, pair) for index, pair in enumerate(pairs)]
+    return [_row([index], pairs) for index in range(len(pairs))]
 
 
 def packed_rows(pairs: Sequence[Encoded], limit: int) -> list[Row]:
     """Pairs with one prompt share rows of at most ``limit`` tokens; what does not fit is alone.
 
-    The prompt stands once, and each answer is a branch behind it: a token of a branch sees the
-    prompt and its own branch, and has the position that it would have alone, so the model computes
-    what it would for every pair by itself.  The last token of a sequence is never fed.
+    What sequences begin with stands once, and they branch where they differ.  A token sees those
+    that it continues, and has the position that it would have alone, so the model computes what it
+    would for every pair by itself.  The last token of a sequence is never fed.
     """
     questions: dict[bytes | int, list[int]] = {}
     for index, pair in enumerate(pairs):
         prompt = pair.ids[: pair.start - 1]
         questions.setdefault(prompt.tobytes() if len(prompt) else index, []).append(index)
-    rows = []
-    for members in questions.values():
-        shared = _common_prefix([pairs[index].ids[:-1] for index in members])
-        for chosen in _fill(members, pairs, shared, limit):
-            alone = len(chosen) == 1
-            rows.append(
-                _alone(chosen[0], pairs[chosen[0]]) if alone else _together(chosen, pairs, shared)
-            )
-    return rows
+    filled = (_fill(members, pairs, limit) for members in questions.values())
+    return [_row(chosen, pairs) for rows in filled for chosen in rows]
 
 
-def _alone(index: int, pair: Encoded) -> Row:
-    size = len(pair.ids) - 1
-    predictors = np.arange(pair.start - 1, size)
-    return Row(pair.ids[:-1], np.arange(size), np.zeros(size, np.int64), (index,), (predictors,))
-
-
-def _common_prefix(sequences: Sequence[np.ndarray]) -> int:
-    """Tokens with which all sequences begin."""
-    size = min(map(len, sequences))
-    table = np.stack([sequence[:size] for sequence in sequences])
-    different = (table != table[0]).any(axis=0)
+def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
+    """Tokens with which both sequences begin."""
+    size = min(len(one), len(other))
+    different = one[:size] != other[:size]
     return int(different.argmax()) if different.any() else size
 
 
-def _fill(
-    members: Sequence[int], pairs: Sequence[Encoded], shared: int, limit: int
-) -> Iterator[list[int]]:
-    """Members in their order, as many to a row as fit."""
+def _fill(members: Sequence[int], pairs: Sequence[Encoded], limit: int) -> Iterator[list[int]]:
+    """Members side by side that begin alike, as many to a row as fit."""
     row: list[int] = []
-    size = shared
-    for index in members:
-        more = len(pairs[index].ids) - 1 - shared
+    size, last = 0, np.empty(0, np.int64)
+    for index in sorted(members, key=lambda index: pairs[index].ids[:-1].tobytes()):
+        ids = pairs[index].ids[:-1]
+        more = len(ids) - _common_prefix(ids, last)
         if row and size + more > limit:
             yield row
-            row, size = [], shared
+            row, size, more = [], 0, len(ids)
         row.append(index)
-        size += more
+        size, last = size + more, ids
     yield row
 
 
-def _together(members: Sequence[int], pairs: Sequence[Encoded], shared: int) -> Row:
-    ids, positions = [pairs[members[0]].ids[:shared]], [np.arange(shared)]
-    branch = [np.zeros(shared, np.int64)]
-    predictors, size = [], shared
-    for number, index in enumerate(members, start=1):
-        pair = pairs[index]
-        alone = np.arange(pair.start - 1, len(pair.ids) - 1)
-        predictors.append(np.where(alone < shared, alone, alone - shared + size))
-        ids.append(pair.ids[shared:-1])
-        positions.append(np.arange(shared, len(pair.ids) - 1))
-        branch.append(np.full(len(ids[-1]), number))
-        size += len(ids[-1])
-    return Row(
-        np.concatenate(ids),
-        np.concatenate(positions),
-        np.concatenate(branch),
-        tuple(members),
-        tuple(predictors),
-    )
+def _row(members: Sequence[int], pairs: Sequence[Encoded]) -> Row:
+    """The tree of sequences of which those that begin alike stand side by side."""
+    last, path = np.empty(0, np.int64), np.empty(0, np.int64)
+    tokens, positions, left, predictors, size = [], [], [], [], 0
+    for index in members:
+        ids = pairs[index].ids[:-1]
+        shared = _common_prefix(ids, last)
+        left.append((path[shared:], size))
+        path = np.concatenate([path[:shared], np.arange(size, size + len(ids) - shared)])
+        tokens.append(ids[shared:])
+        positions.append(np.arange(shared, len(ids)))
+        predictors.append(path[pairs[index].start - 1 :])
+        size, last = size + len(ids) - shared, ids
+    ends = np.full(size, size)
+    for slots, end in left:
+        ends[slots] = end
+    together = np.concatenate(tokens), np.concatenate(positions), ends
+    return Row(*together, tuple(members), tuple(predictors))
 
 
 def batches(rows: Sequence[Row], token_budget: int) -> Iterator[list[Row]]:
@@ -176,7 +160,8 @@ def teacher_forced(
         model: A causal language model (``model(input_ids, attention_mask).logits``).
         pairs: Prompts with answers; those with the same prompt share it where the model can.
         token_budget: Token slots (padding included) per forward.
-        share_prompts: Pack the answers of one prompt into rows with a mask of their own.
+        share_prompts: Pack the answers of one prompt into rows with a mask of their own, with what
+            they begin with once.
         detailed: (P,) bool: pairs whose ``means`` are wanted; None means all.
         entropies: Whether those have entropies, which cost most of the time; NaN if not.
         masked_id: A token that nothing but itself attends to, as where a code base derives the
@@ -272,10 +257,10 @@ class _Scorer:
             seen = seen * (ids != self.masked_id)
         if not any(row.packed for row in rows):
             return {"input_ids": ids, "attention_mask": seen}
-        branch = self._padded([row.branch for row in rows], 0)
+        ends = self._padded([row.ends for row in rows], 0)
         return {
             "input_ids": ids,
-            "attention_mask": _branch_mask(branch, seen.bool(), self.dtype),
+            "attention_mask": _tree_mask(ends, seen.bool(), self.dtype),
             "position_ids": self._padded([row.positions for row in rows], 0),
         }
 
@@ -299,17 +284,16 @@ class _Scorer:
         )
 
 
-def _branch_mask(branch: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """(N, 1, T, T) additive: causal, within the shared part and one's own branch.
+def _tree_mask(ends: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """(N, 1, T, T) additive: each token sees itself and those that it continues.
 
     Padding sees itself, so that no row of the softmax is empty.
     """
-    size = branch.shape[1]
-    causal = torch.ones(size, size, dtype=torch.bool, device=branch.device).tril()
-    same = branch[:, :, None] == branch[:, None, :]
-    allowed = causal & (same | (branch[:, None, :] == 0)) & seen[:, None, :]
-    allowed |= torch.eye(size, dtype=torch.bool, device=branch.device)
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=branch.device)
+    size = ends.shape[1]
+    place = torch.arange(size, device=ends.device)
+    allowed = (place[:, None] >= place) & (ends[:, None, :] > place[:, None]) & seen[:, None, :]
+    allowed |= torch.eye(size, dtype=torch.bool, device=ends.device)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=ends.device)
     return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
 
 

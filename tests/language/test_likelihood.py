@@ -73,6 +73,27 @@ def test_answers_that_contain_each_other(tiny_text):
     check_against_alone(tiny_text.model("phi"), pairs)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_what_answers_begin_with_is_fed_once(tiny_text, kind):
+    """Answers that branch at several places, of two questions; one is another's beginning."""
+    tails = [[7, 8, 9], [7, 8, 9, 10, 11], [7, 8, 12], [13, 8, 9], [7, 8, 9, 10, 4], [7, 14, 9]]
+    pairs = [Encoded(np.asarray([5, q, 3, *tail, 0]), 3) for tail in tails for q in (6, 20)]
+    rows = packed_rows(pairs, 100)
+    sequences = [tuple(pair.ids[:-1].tolist()) for pair in pairs]
+    beginnings = {ids[:size] for ids in sequences for size in range(2, len(ids) + 1)}
+    assert len(rows) == 2 and sum(map(len, rows)) == len(beginnings) + 2
+    for row in rows:
+        for place in range(len(row)):
+            seen = [k for k in range(place + 1) if row.ends[k] > place]
+            assert row.positions[seen].tolist() == list(range(len(seen)))
+            assert any(ids[: len(seen)] == tuple(row.ids[seen].tolist()) for ids in sequences)
+    check_against_alone(tiny_text.model(kind), pairs)
+    small = packed_rows(pairs, 8)
+    assert max(map(len, small)) <= 8 and sorted(p for row in small for p in row.pairs) == [
+        *range(12)
+    ]
+
+
 def test_every_label_is_scored_once_and_prompts_are_not_repeated(tiny_text):
     pairs = tiny_text.pairs(5, 7)
     plain, packed = plain_rows(pairs), packed_rows(pairs, 1000)
