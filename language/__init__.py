@@ -96,6 +96,7 @@ for _name, _target, _summary in (
         "latent:LatentAdversarial",
         "gradient difference under an attack on hidden states",
     ),
+    ("uld", "inference:ULD", "two models at inference: a small one that knows forget is taken off"),
     ("kto", "alternates:KTO", "forget answers below the refusals' mean, cross-entropy on retain"),
 ):
     METHODS.register(_name, f"stable_forgetting.language.methods.{_target}", summary=_summary)

@@ -53,6 +53,15 @@ def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:
     return max(lists, key=lambda item: len(item[1]))
 
 
+def shortened(model: nn.Module, share: float) -> nn.Module:
+    """The model, in place, with the first blocks alone: this share of them, one at least."""
+    name, blocks = blocks_of(model)
+    parent, _, child = name.rpartition(".")
+    kept = max(1, round(share * len(blocks)))
+    setattr(model.get_submodule(parent), child, blocks[:kept])
+    return model
+
+
 def middle_block(model: nn.Module) -> str:
     """Name of the lower middle block."""
     name, blocks = blocks_of(model)
