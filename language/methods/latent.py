@@ -101,8 +101,9 @@ class LatentAdversarial(ForgetRetainMethod):
     Formula: delta = argmin CE(B_f) over shifts of the output of ``layer``, each token's of norm
     <= epsilon, by ``attack_steps`` of AdamW from 0, put back into the ball after each; minimise w_f
     mean -log(1 - p_y) on B_f under delta + w_r CE(B_r) without it.  The published code shifts the
-    MLP's output, which is the same; it takes four steps per attack, here one; it also learns retain
-    texts under the attack, and leaves out tokens below probability e^-5; here neither.
+    MLP's output, which is the same where a block adds it last; it takes four steps per attack, here
+    one; it also learns retain texts under the attack, and leaves out tokens below probability e^-5;
+    here neither.
     Source: Sheshadri et al. 2024 (arXiv 2407.15549); aengusl/latent-adversarial-training
     (latent_at/lat_methods.py, notebooks/unlearning_wmdp.ipynb, whose "ga" has the defaults).
     """
