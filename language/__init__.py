@@ -84,5 +84,19 @@ for _name, _target, _summary in (
         "Jensen-Shannon to a refusal's tokens, and to Original on retain",
     ),
     ("rmu", "rmu:RMU", "steers hidden states of forget to a random direction"),
+    ("llmu", "alternates:LLMU", "ascent, answers to other questions, KL to Original on retain"),
+    ("rmu_adaptive", "rmu:AdaptiveRMU", "RMU with a vector as long as Original's hidden states"),
+    (
+        "circuit_breakers",
+        "latent:CircuitBreakers",
+        "hidden states of forget turn away from Original's, those of retain stay",
+    ),
+    (
+        "latent_adversarial",
+        "latent:LatentAdversarial",
+        "gradient difference under an attack on hidden states",
+    ),
+    ("uld", "inference:ULD", "two models at inference: a small one that knows forget is taken off"),
+    ("kto", "alternates:KTO", "forget answers below the refusals' mean, cross-entropy on retain"),
 ):
     METHODS.register(_name, f"stable_forgetting.language.methods.{_target}", summary=_summary)

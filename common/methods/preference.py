@@ -1,4 +1,4 @@
-"""Negative preference optimisation: NPO alone and with two retain terms, SimNPO; and KL."""
+"""Negative preference optimisation: NPO, its retain terms, SimNPO, TNPO and WTNPO; and KL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
-from stable_forgetting.common.base.numbers import Positive
+from stable_forgetting.common.base.numbers import NonNegative, Positive
 from stable_forgetting.common.data.padding import PadTo
 from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import BOTH, MethodInfo
@@ -157,6 +157,59 @@ class SimNPO(ForgetRetainMethod):
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat: unlearn_simple``."""
         return _every_position(task, "forget") if self.config.compat is not None else {}
+
+
+class TNPO(ForgetRetainMethod):
+    """TNPO: the preference loss of every token by itself, and Original's distribution on retain.
+
+    Formula: minimise w_f mean_t -(2/beta) log sigmoid(-beta log(p_theta(x_t) / p_ref(x_t))) on B_f
+    + w_r KL(p_ref || p_theta)(B_r): ascent on token t weighted by 2 p^beta / (p^beta + p_ref^beta).
+    The published code adds 1e-5 to that denominator, and averages the divergence over all
+    positions, padding too; here over labelled ones.
+    Source: Wang et al. 2025 (arXiv 2502.19301); tmlr-group/G-effect (dataloader.py, "tnpo_kl").
+    """
+
+    info = MethodInfo(1, "TNPO, Wang et al. 2025 (arXiv 2502.19301)", BOTH)
+
+    class Config(RetainConfig):
+        """Settings of TNPO.
+
+        Attributes:
+            beta: How soon the weight of a forgotten token fades, per nat; 4, as published.
+        """
+
+        average: Literal["samples", "tokens"] = "tokens"
+        beta: Positive = 4.0
+
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
+        """Both terms, against one copy of Original."""
+        config, reference = self.config, task.reference()
+        alpha = getattr(config, "alpha", 0.0)
+        return objectives.ForgetRetain(
+            objectives.token_preference(reference, config.beta, alpha, self.over),
+            objectives.divergence_from(reference, self.over),
+            config.forget_weight,
+            config.retain_weight,
+        )
+
+
+class WTNPO(TNPO):
+    """WTNPO: TNPO weighted by the confidence in the token, so that it fades sooner.
+
+    Formula: TNPO's, each token's loss times p_theta(x_t)^alpha (without gradient).
+    Source: Wang et al. 2025 (arXiv 2502.19301); tmlr-group/G-effect (dataloader.py, "wtnpo_kl").
+    """
+
+    info = MethodInfo(1, "WTNPO, Wang et al. 2025 (arXiv 2502.19301)", BOTH)
+
+    class Config(TNPO.Config):
+        """Settings of WTNPO.
+
+        Attributes:
+            alpha: Power of the token's probability in the weight; 1.5, as published.
+        """
+
+        alpha: NonNegative = 1.5
 
 
 class KL(ForgetRetainMethod):

@@ -15,5 +15,6 @@ from .terms import pushed_away as pushed_away
 from .terms import raw_divergence_from as raw_divergence_from
 from .terms import self_distillation as self_distillation
 from .terms import simple_preference as simple_preference
+from .terms import token_preference as token_preference
 from .terms import weighted_ascent as weighted_ascent
 from .terms import without_the_label as without_the_label

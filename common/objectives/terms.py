@@ -119,6 +119,24 @@ def preference_against(reference: LogLikelihoods, beta: float = 0.1) -> Term:
     return term
 
 
+def token_preference(
+    reference: Forward, beta: float = 4.0, alpha: float = 0.0, over: Average = "tokens"
+) -> Term:
+    """TNPO: NPO's loss of every position, -(2/beta) log sigmoid(-beta log(p / p_ref)), averaged.
+
+    WTNPO multiplies it by p^alpha without gradient.  Source: arXiv 2502.19301.
+    """
+
+    def term(logits: Tensor, batch: Batch) -> Tensor:
+        loss = positions.cross_entropy(logits, batch.labels)
+        ratio = positions.cross_entropy(reference(batch), batch.labels) - loss
+        weight = (-alpha * loss.detach()).exp()
+        values = weight * positions.negative_preference(ratio, beta)
+        return positions.average(values, batch.labels, over)
+
+    return term
+
+
 def logit_preference(reference: Forward | None, beta: float = 0.1, gamma: float = 0.0) -> Term:
     """Published code's NPO and SimNPO: the preference loss of every single logit, averaged.
 

@@ -1,20 +1,95 @@
-"""Methods of 2024 and 2025 that prefer another answer: AltPO, SimDPO, JensUn."""
+"""Methods with another answer beside the true one: LLMU, KTO, AltPO, SimDPO, JensUn."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.numbers import Positive
+from stable_forgetting.common.base.numbers import NonNegative, Positive
 from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.forget_retain import ForgetRetainMethod, RetainConfig
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.language.methods.refusals import DPOGdr, answering, refusing
+from stable_forgetting.language.methods.refusals import DPOGdr, mismatching, refusing
 
 if TYPE_CHECKING:
     from stable_forgetting.common.data.access import GuardedSource
     from stable_forgetting.common.objectives.objectives import Objective
     from stable_forgetting.common.objectives.terms import Term
+    from stable_forgetting.language.methods.preference import RefusalPreference
+
+
+class LLMU(ForgetRetainMethod):
+    """LLMU: ascend on the true answers, learn answers to other questions, and stay near Original.
+
+    Formula: minimise -w_f CE(B_f) + w_m CE(y' | B_f) + w_r KL(p_O || p_theta)(B_r), p_O Original's,
+    y' the answer of a random retain sample, drawn once per run.  The published code draws five
+    other answers at each step, from TruthfulQA, and takes the divergence over every position,
+    padding too, without the entropy of p_O, which is constant.
+    Source: Yao et al. 2023 (arXiv 2310.10683); kevinyaobytedance/llm_unlearn (unlearn_harm.py).
+    """
+
+    info = MethodInfo(1, "LLMU, Yao et al. 2023 (arXiv 2310.10683)", BOTH, modality="language")
+
+    class Config(RetainConfig):
+        """Settings of LLMU.
+
+        Attributes:
+            forget_weight: Factor of the ascent; .5, as published.
+            mismatch_weight: Factor of the cross-entropy on other answers; 1, as published.
+            retain_weight: Factor of the divergence from Original; 1, as published.
+        """
+
+        forget_weight: NonNegative = 0.5
+        mismatch_weight: NonNegative = 1.0
+
+    def retain_term(self, task: UnlearnTask) -> Term:
+        """KL to Original."""
+        from stable_forgetting.common.objectives.terms import divergence_from
+
+        return divergence_from(task.reference(), self.over)
+
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """All three terms."""
+        from stable_forgetting.language.methods.preference import AscentAndMismatch
+
+        config: Any = self.config
+        return AscentAndMismatch(
+            refusals=mismatching(task, "llmu", "mismatch"),
+            over=self.over,
+            ascent_weight=config.forget_weight,
+            mismatch_weight=config.mismatch_weight,
+            retain=self.retain_term(task),
+            retain_weight=config.retain_weight,
+        )
+
+
+class KTO(DPOGdr):
+    """KTO: make true answers less likely against how far refusals have moved; descend on retain.
+
+    Formula: minimise -(2/beta) mean log sigmoid(k - beta log r(y)) on B_f + w_r CE(B_r), log r =
+    log p_theta - log p_ref, summed over the answer, k = mean over B_f of log r(y_idk) without
+    gradient, which estimates a divergence.  It is that code's, in which beta does not scale k, and
+    k may be negative; its constant 1 is left out.
+    Source: Ethayarajh et al. 2024 (arXiv 2402.01306), as in NPO, Zhang et al. 2024
+    (arXiv 2404.05868); licong-lin/negative-preference-optimization ("kto_logsigmoid_grad_diff").
+    """
+
+    info = MethodInfo(
+        1,
+        "KTO, Ethayarajh et al. 2024 (arXiv 2402.01306), as in NPO (arXiv 2404.05868)",
+        BOTH,
+        modality="language",
+    )
+
+    class Config(DPOGdr.Config):
+        """Settings of KTO: those of DPO + GDR."""
+
+        compat: Literal["none"] = "none"
+
+    def pairs(self) -> type[RefusalPreference]:
+        """The true answer against the refusals' mean."""
+        from stable_forgetting.language.methods.preference import AgainstMean
+
+        return AgainstMean
 
 
 class AltPO(DPOGdr):
@@ -34,17 +109,8 @@ class AltPO(DPOGdr):
         """Settings of AltPO: those of DPO + GDR."""
 
     def preferred(self, task: UnlearnTask) -> GuardedSource:
-        """Forget questions with answers of retain samples.
-
-        Raises:
-            ConfigError: The data have no answers.
-        """
-        others = task.source.answers_of(task.indices("retain"))
-        if not others:
-            raise ConfigError(
-                "altpo takes other answers, and these samples have none; leave it out"
-            )
-        return answering(task, others, "alternates")
+        """Forget questions with answers of retain samples."""
+        return mismatching(task, "altpo", "alternates")
 
 
 class SimDPO(ForgetRetainMethod):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,8 +41,8 @@ def captured(module: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-def middle_block(model: nn.Module) -> str:
-    """Name of the lower middle block of the model's longest list of modules.
+def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The model's longest list of modules, and its name.
 
     Raises:
         ConfigError: The model has no list of modules.
@@ -50,7 +50,21 @@ def middle_block(model: nn.Module) -> str:
     lists = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
     if not lists:
         raise ConfigError("layer: this model has no list of blocks; name the module to steer")
-    name, blocks = max(lists, key=lambda item: len(item[1]))
+    return max(lists, key=lambda item: len(item[1]))
+
+
+def shortened(model: nn.Module, share: float) -> nn.Module:
+    """The model, in place, with the first blocks alone: this share of them, one at least."""
+    name, blocks = blocks_of(model)
+    parent, _, child = name.rpartition(".")
+    kept = max(1, round(share * len(blocks)))
+    setattr(model.get_submodule(parent), child, blocks[:kept])
+    return model
+
+
+def middle_block(model: nn.Module) -> str:
+    """Name of the lower middle block."""
+    name, blocks = blocks_of(model)
     return f"{name}.{(len(blocks) - 1) // 2}"
 
 
@@ -74,6 +88,21 @@ def counted_positions(batch: Batch, states: Tensor, positions: Positions) -> tup
     return flat, mask
 
 
+def states_at(
+    model: nn.Module,
+    layers: Sequence[str],
+    forward: Forward,
+    batch: Batch,
+    positions: Positions,
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """(logits, states of each layer, mask) of a batch; see :func:`counted_positions`."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(captured(model.get_submodule(name))) for name in layers]
+        logits = forward(batch)
+    pairs = [counted_positions(batch, wide(outputs[0]), positions) for outputs in found]
+    return logits, [states for states, _ in pairs], pairs[0][1]
+
+
 @dataclass(frozen=True)
 class Steering:
     """RMU's objective: see :class:`language.methods.rmu.RMU`.
@@ -87,6 +116,7 @@ class Steering:
         positions: Which positions count.
         over: How they are averaged; ``crossed`` divides every sample's sum by every sample's count,
             as open-unlearning's broadcast does.
+        adaptive: Multiply ``target`` by the norm of Original's hidden state, at each position.
     """
 
     model: nn.Module
@@ -98,6 +128,7 @@ class Steering:
     forget_weight: float
     retain_weight: float
     over: Average | Literal["crossed"]
+    adaptive: bool = False
     parts: tuple[str, ...] = ("retain", "forget")
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
@@ -111,21 +142,23 @@ class Steering:
     def _distance(
         self, forward: Forward, batch: Batch, target: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        with captured(self.model.get_submodule(self.layer)) as outputs:
-            logits = forward(batch)
+        where, how = [self.layer], self.positions
+        logits, (states,), mask = states_at(self.model, where, forward, batch, how)
         with torch.no_grad():
             loss = sample_cross_entropy(logits, batch.labels).mean()
-            if target is None:
-                with captured(self.frozen.get_submodule(self.layer)) as fixed:
-                    self.run(self.frozen, batch)
-                target = counted_positions(batch, wide(fixed[0]), self.positions)[0]
-        states, mask = counted_positions(batch, wide(outputs[0]), self.positions)
+            if target is None or self.adaptive:
+                _, (fixed,), _ = states_at(self.frozen, where, self._original, batch, how)
+                norm = torch.linalg.vector_norm(fixed, dim=-1, keepdim=True)
+                target = fixed if target is None else norm * target.to(fixed)
         distance = (states - target.to(states.device)).square().mean(-1)
         if self.over == "crossed":
             counted = mask != IGNORE
             means = (distance * counted).sum(1) / counted.sum(1, keepdim=True)
             return means.mean(), loss
         return average(distance, mask, self.over), loss
+
+    def _original(self, batch: Batch) -> Tensor:
+        return self.run(self.frozen, batch)
 
 
 def random_direction(width: int, generator: torch.Generator) -> Tensor:

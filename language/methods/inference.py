@@ -1,4 +1,4 @@
-"""Methods that act when the model is asked: O3's gate over adapters, and two models as one."""
+"""Methods that act when the model is asked: O3's gate over adapters; WHP and ULD, two models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import AdapterConfig
@@ -172,3 +173,79 @@ class WHP(UnlearningMethod):
         joined = self.empty_model(self.config, lambda: next(models))
         take_strength(task, joined, self.config, joined.take_off)  # type: ignore[arg-type]
         return joined
+
+
+class ULD(AdaptedMethod):
+    """ULD: take off the logits of a small assistant that knows forget and nothing of retain.
+
+    Formula: v = v_O - a v_A, v_O Original's logits, v_A those of the first blocks of Original,
+    trained to minimise CE(B_f) + w_r KL(U || p_A)(B_r), U uniform; only at answers with p_O >=
+    ``filter`` max p_O or among the ``filter`` V likeliest of V, elsewhere v = v_O.  The published
+    code adds paraphrases to forget and wrong answers about forgotten authors to retain, which take
+    another model to write and are left out, and takes U at every position, padding too.
+    A generation-time method: both models answer, both are stored.
+    Source: Ji et al. 2024 (arXiv 2406.08607); UCSB-NLP-Chang/ULD (uld/model/contrastllm.py; configs
+    and bashes/tofu: 8 of 32 blocks, LoRA of rank 16, lr 1e-3, w_r 5, a .8, filter .01).
+    """
+
+    info = MethodInfo(
+        1,
+        "ULD, Ji et al. 2024 (arXiv 2406.08607)",
+        frozenset({"forget", "retain"}),
+        modality="language",
+        models=2,
+        reading=True,
+    )
+
+    class Config(AdaptedConfig):
+        """Settings of ULD.
+
+        Attributes:
+            adapter: LoRA of rank 16 on all linear layers, as published, but for its dropout of .05;
+                it is merged at the end.
+            retain_weight: Factor of the divergence from uniform; 5, as published.
+            a: How much of the assistant's logits is taken off; .8, as published for TOFU.
+            filter: How likely an answer is beside the likeliest for the assistant to count; .01, as
+                published for TOFU.
+            blocks: Share of Original's blocks that the assistant has; a quarter, as published.
+        """
+
+        epochs_of: str | None = "forget"
+        steps: Count | None = None
+        epochs: Count | None = 10
+        batch_size: Count = 16
+        lr: Positive = 1e-3
+        average: Literal["samples", "tokens"] = "tokens"
+        adapter: AdapterConfig | None = AdapterConfig(rank=16, alpha=32, placement="all")
+        retain_weight: NonNegative = 5.0
+        a: NonNegative = 0.8
+        filter: Annotated[float, Field(ge=0, le=1)] = 0.01
+        blocks: Annotated[float, Field(gt=0, le=1)] = 0.25
+
+    @classmethod
+    def empty_model(cls, config: Any, build: Callable[[], nn.Module]) -> nn.Module:
+        """Original and a shortened copy, joined."""
+        from stable_forgetting.language.methods.hidden import shortened
+        from stable_forgetting.language.models.composite import LogitSubtraction
+
+        assistant = shortened(build(), config.blocks)
+        return LogitSubtraction(build(), assistant, config.a, config.filter)
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Trains the assistant, and joins it with what it came from."""
+        from stable_forgetting.common.bounded.attach import detach
+        from stable_forgetting.language.methods.hidden import shortened
+        from stable_forgetting.language.models.composite import LogitSubtraction
+
+        given, config = self.config, self.config.engine()
+        original = task.frozen_copy()
+        shortened(task.model, given.blocks)
+        self._attach(task)
+        objective = objectives.ForgetRetain(
+            objectives.Mean(objectives.cross_entropy, config.average),
+            objectives.Mean(objectives.divergence_from_uniform, config.average),
+            retain_weight=given.retain_weight,
+        )
+        loaders = task.loaders(objective.parts, config)
+        task.fit(task.model, objective, loaders, config, **self._constraints())
+        return LogitSubtraction(original, detach(task.model), given.a, given.filter)

@@ -108,6 +108,34 @@ class RefusalPreference(RefusalPairs):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AgainstMean(RefusalPreference):
+    """-factor mean log sigmoid(k - beta log r(answer)), k the mean log r(refusal), see ``KTO``."""
+
+    def term(self, answers: Batch, z_answer: Tensor, refusals: Batch, z_refusal: Tensor) -> Tensor:
+        """The refusals carry no gradient."""
+        assert self.answer_reference is not None and self.refusal_reference is not None
+        moved = log_likelihood(z_refusal.detach(), refusals.labels)
+        level = (moved - self.refusal_reference(refusals)).mean()
+        ratio = log_likelihood(z_answer, answers.labels) - self.answer_reference(answers)
+        return -self.factor * F.logsigmoid(level - self.beta * ratio).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AscentAndMismatch(RefusalPairs):
+    """-w_f CE(true answer) + w_m CE(other answer), see ``LLMU``."""
+
+    ascent_weight: float = 0.5
+    mismatch_weight: float = 1.0
+    over: Average = "samples"
+
+    def term(self, answers: Batch, z_answer: Tensor, refusals: Batch, z_refusal: Tensor) -> Tensor:
+        """Both cross-entropies."""
+        pairs = (z_answer, answers.labels), (z_refusal, refusals.labels)
+        own, other = (average(cross_entropy(z, y), y, self.over) for z, y in pairs)
+        return self.mismatch_weight * other - self.ascent_weight * own
+
+
+@dataclass(frozen=True, kw_only=True)
 class RefusalDivergence(RefusalPairs):
     """f*(g(P_f)) - g(P_e), P the mean probability of an answer's tokens, see ``FLAT``.
 

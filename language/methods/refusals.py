@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stable_forgetting.common.data.batch import Source
     from stable_forgetting.common.objectives.objectives import Objective
     from stable_forgetting.common.objectives.terms import Term
+    from stable_forgetting.language.methods.preference import RefusalPreference
 
 
 def refusing(task: UnlearnTask, templates: Sequence[str] = ()) -> GuardedSource:
@@ -49,6 +50,20 @@ def answering(task: UnlearnTask, answers: Sequence[Any], stream: str) -> Guarded
     return task.source.with_answers(
         {int(i): answers[int(d)] for i, d in zip(indices, drawn, strict=True)}
     )
+
+
+def mismatching(task: UnlearnTask, method: str, stream: str) -> GuardedSource:
+    """The task's data with the answer of a random retain sample as each forget sample's own.
+
+    Raises:
+        ConfigError: The data have no answers.
+    """
+    others = task.source.answers_of(task.indices("retain"))
+    if not others:
+        raise ConfigError(
+            f"{method} takes answers to other questions, and these samples have none; leave it out"
+        )
+    return answering(task, others, stream)
 
 
 class IDK(ForgetRetainMethod):
@@ -131,15 +146,8 @@ class Mismatch(IDK):
         compat: Literal["none", "flat"] = "none"  # type: ignore[assignment]
 
     def answers(self, task: UnlearnTask) -> GuardedSource:
-        """Forget questions with answers of retain samples.
-
-        Raises:
-            ConfigError: The data have no answers.
-        """
-        others = task.source.answers_of(task.indices("retain"))
-        if not others:
-            raise ConfigError("mismatch swaps answers, and these samples have none; leave it out")
-        return answering(task, others, "mismatch")
+        """Forget questions with answers of retain samples."""
+        return mismatching(task, "mismatch", "mismatch")
 
 
 class DPO(ForgetRetainMethod):
@@ -176,7 +184,6 @@ class DPO(ForgetRetainMethod):
         """The preference loss over pairs, and the retain term where there is one."""
         from stable_forgetting.common.methods.tools.passes import reference_likelihoods
         from stable_forgetting.common.objectives.terms import LogLikelihoods
-        from stable_forgetting.language.methods.preference import RefusalPreference
 
         config: Any = self.config
         other, indices = self.preferred(task), task.indices("forget")
@@ -192,7 +199,7 @@ class DPO(ForgetRetainMethod):
                 precision=config.mixed_precision,
             )
 
-        return RefusalPreference(
+        return self.pairs()(
             refusals=other,
             answer_reference=table(task.source),
             refusal_reference=table(other),
@@ -204,6 +211,12 @@ class DPO(ForgetRetainMethod):
             retain=self.retain_term(task),
             retain_weight=getattr(config, "retain_weight", 0.0),
         )
+
+    def pairs(self) -> type[RefusalPreference]:
+        """The loss of a pair."""
+        from stable_forgetting.language.methods.preference import RefusalPreference
+
+        return RefusalPreference
 
     def preferred(self, task: UnlearnTask) -> GuardedSource:
         """Forget questions with the answers to prefer: refusals."""

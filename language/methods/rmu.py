@@ -1,4 +1,4 @@
-"""RMU: steer hidden states of forget data to a random direction."""
+"""RMU and adaptive RMU: steer hidden states of forget data to a random direction."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RMU(GradientMethod):
         )
 
         config: Any = self.config
-        layer = _only(task.model, config.layer) if config.layer else middle_block(task.model)
+        layer = only(task.model, config.layer) if config.layer else middle_block(task.model)
         there = config.compat == "openunlearning"
         positions: Positions = "answers" if there else config.positions
         width, norm = hidden_size(task, layer, positions, config.batch_size)
@@ -102,10 +102,50 @@ class RMU(GradientMethod):
             config.forget_weight,
             config.retain_weight,
             "crossed" if there else config.average,
+            config.coefficient == "adaptive",
         )
 
 
-def _only(model: nn.Module, pattern: str) -> str:
+class AdaptiveRMU(RMU):
+    """Adaptive RMU: RMU whose random vector is as long as Original's hidden state, times a factor.
+
+    Formula: RMU's with c = beta ||h_ref||, h_ref Original's hidden state at the position.  The
+    published code takes the mean norm on the first batch for all positions: RMU's ``coefficient:
+    relative`` does so with that on all forget data.
+    Source: Dang et al. 2024 (arXiv 2408.06223); RebelsNLU-jaist/llm-unlearning
+    (baselines/adap_rmu/unlearn.py: beta 5, w_r 1200, all tokens).
+    """
+
+    info = MethodInfo(
+        1,
+        "Adaptive RMU, Dang et al. 2024 (arXiv 2408.06223)",
+        frozenset({"forget", "retain"}),
+        modality="language",
+    )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "published": {"positions": "all", "retain_weight": 1200.0},
+    }
+
+    class Config(RMU.Config):
+        """Settings of adaptive RMU.
+
+        Attributes:
+            coefficient: ``c`` is a multiple of the norm at each position.
+            c: beta; 5, as published.
+            compat: Nobody's code is followed where it differs from the formula.
+        """
+
+        coefficient: Literal["adaptive"] = "adaptive"  # type: ignore[assignment]
+        c: Positive = 5.0
+        compat: Literal["none"] = "none"
+
+
+def only(model: nn.Module, pattern: str) -> str:
+    """Name of the one module that a glob pattern matches.
+
+    Raises:
+        ConfigError: It matches none, or several.
+    """
     modules = fnmatch.filter([name for name, _ in model.named_modules() if name], pattern)
     if len(modules) != 1:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,30 @@ class LogitDifference(nn.Module):
 
     def _combined(self, baseline: Tensor, reinforced: Tensor) -> Tensor:
         return baseline - self.a * F.relu(reinforced - baseline)
+
+
+class LogitSubtraction(LogitDifference):
+    """v_b - a v_r where the baseline's answer may be v, v_b elsewhere.
+
+    Args:
+        baseline: As above.
+        reinforced: Any causal model with the same vocabulary.
+        a: How much of its logits is taken off.
+        share: Answers count that are at least as likely as the likeliest, times this; and this
+            share of the vocabulary, rounded down to one at least, in any case.
+    """
+
+    def __init__(self, baseline: nn.Module, reinforced: nn.Module, a: float, share: float):
+        super().__init__(baseline, reinforced, a)
+        self.share = share
+
+    def _combined(self, baseline: Tensor, reinforced: Tensor) -> Tensor:
+        if not self.share:
+            return baseline - self.a * reinforced
+        kept = max(1, int(self.share * baseline.shape[-1]))
+        least = baseline.amax(-1, keepdim=True) + math.log(self.share)
+        least = torch.minimum(least, baseline.topk(kept, dim=-1).values[..., -1:])
+        return baseline - self.a * torch.where(baseline >= least, reinforced, 0.0)
 
 
 COSINE = 1000.0
