@@ -1,3 +1,11 @@
+from .conflicts import Adjusted as Adjusted
+from .conflicts import ByRule as ByRule
+from .conflicts import Orthogonal as Orthogonal
+from .conflicts import Smoothed as Smoothed
+from .conflicts import bargained as bargained
+from .conflicts import normalised as normalised
+from .conflicts import orthogonal_to as orthogonal_to
+from .conflicts import to_random_labels as to_random_labels
 from .fila import start_adapters as start_adapters
 from .gradients import SampleGradients as SampleGradients
 from .objectives import AlternatingAscent as AlternatingAscent
