@@ -1,5 +1,7 @@
 """Methods of two gradients: their rules against the published formulas, and golden losses.
 
+The golden losses are also those of the methods in test_importance_methods.py.
+
 The golden losses guard ``MethodInfo.version``; where a change of numbers is meant, raise it and run
 
     SF_REGENERATE=1 python -m pytest tests/common/test_conflict_methods.py -k golden
@@ -33,6 +35,11 @@ VARIANTS = {
     "gru": {"lr": 3e-3},
     "gdr_gma": {"lr": 3e-3, "gamma": 3.0, "level": 0.2},
     "orthograd": {"lr": 3e-3},
+    "lfssd": {"alpha": 1.5},
+    "wagle": {"lr": 3e-3, "density": 0.5, "forget_weight": 1.0},
+    "prune_first": {},
+    "undo": {"steps": 20, "unlearn_lr": 3e-3, "forget_weight": 1.0},
+    "langevin": {},
 }
 WITH_STATE = ("gru", "gdr_gma")
 STEPS, NOISE = 6, 1.0
@@ -233,7 +240,10 @@ def models(tiny, golden, baseline):
         found = {"original": copy.deepcopy(original)}
         for name, params in VARIANTS.items():
             cls = METHODS[name]
-            given = {"batch_size": 8, "steps": STEPS, **params}
+            given = {"batch_size": 8}
+            if "steps" in cls.Config.model_fields:
+                given["steps"] = STEPS
+            given |= params
             config = resolve_config(name, None, given, origin="test")
             fields = {"model": copy.deepcopy(original), "recipe": baseline.recipe}
             task = tiny.task(source, split, access=cls.info.access, **fields)
@@ -247,7 +257,7 @@ def test_golden_losses(tiny, golden, models, baseline, check_golden):
     found = {name: baseline.losses(model, source, *parts) for name, model in models.items()}
     check_golden(GOLDEN, found)
     gone = {name for name in VARIANTS if found[name]["forget"] > found["original"]["forget"]}
-    assert gone == set(VARIANTS)
+    assert gone >= set(VARIANTS) - {"prune_first", "langevin"}
 
 
 def test_no_two_methods_are_the_same(golden_twins):
@@ -270,9 +280,10 @@ def test_killed_methods_resume_bit_for_bit(tiny, baseline, tmp_path, name):
     assert baseline.resumes(go, tmp_path)[0] == 9
 
 
-@pytest.mark.parametrize("name", [n for n in VARIANTS if "retain" not in METHODS[n].info.access])
-def test_methods_without_retain_data_cannot_read_it(tiny, name):
-    source = tiny.Source(noise=NOISE)
-    task = tiny.task(source, tiny.split(source), access=METHODS[name].info.access)
-    with pytest.raises(AccessError):
-        task.indices("retain")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_methods_cannot_read_what_they_do_not_declare(tiny, name):
+    source, access = tiny.Source(noise=NOISE), METHODS[name].info.access
+    task = tiny.task(source, tiny.split(source), access=access)
+    for part in {"forget", "retain", "validation"} - access:
+        with pytest.raises(AccessError):
+            task.indices(part)

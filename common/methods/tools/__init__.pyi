@@ -16,8 +16,10 @@ from .objectives import TwoTeachers as TwoTeachers
 from .objectives import learn_noise as learn_noise
 from .passes import batch_fisher as batch_fisher
 from .passes import labels_of as labels_of
+from .passes import mean_gradients as mean_gradients
 from .passes import one_pass as one_pass
 from .passes import reference_likelihoods as reference_likelihoods
+from .passes import squared_norm as squared_norm
 from .passes import summed_gradients as summed_gradients
 from .steps import AscentFirst as AscentFirst
 from .steps import Entangled as Entangled
