@@ -17,6 +17,7 @@ from stable_forgetting.common.train.config import FitConfig, total_steps
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from stable_forgetting.common.train.protocols import AfterStep
 
 PAPER = "Goel et al. 2022 (arXiv 2201.06640)"
 
@@ -70,12 +71,16 @@ class RepairConfig(FitConfig):
 
 
 def repaired(
-    task: UnlearnTask, config: FitConfig, penalty: Callable[[nn.Module], Tensor] | None = None
+    task: UnlearnTask,
+    config: FitConfig,
+    penalty: Callable[[nn.Module], Tensor] | None = None,
+    after_step: Sequence[AfterStep] = (),
 ) -> nn.Module:
     """The task's model, trained on retain data, and on a penalty where given."""
     engine = FitConfig.of(config)
     objective = objectives.CrossEntropy("retain", engine.average)
-    task.fit(task.model, objective, task.loaders(["retain"], engine), engine, penalty=penalty)
+    loaders = task.loaders(["retain"], engine)
+    task.fit(task.model, objective, loaders, engine, penalty=penalty, after_step=after_step)
     return task.model
 
 

@@ -19,7 +19,7 @@ from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import total_steps
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 class SalUn(RandomLabel):
@@ -204,11 +204,9 @@ class SelectiveSynapticDampening(UnlearningMethod):
         import torch
 
         config: Any = self.config
-        size = config.batch_size
-        forget = tools.batch_fisher(task, "forget", batch_size=size)
-        everything = tools.batch_fisher(
-            task, "forget", "retain", batch_size=size, by_class=config.order == "class"
-        )
+        forget = self.importance(task, "forget")
+        by_class = config.order == "class"
+        everything = self.importance(task, "forget", "retain", by_class=by_class)
         with torch.no_grad():
             parameters = dict(task.model.named_parameters())
             for name, mine in forget.items():
@@ -216,6 +214,13 @@ class SelectiveSynapticDampening(UnlearningMethod):
                 factor = (config.lam * all_ / mine.clamp_min(1e-30)).clamp_max(1.0)
                 parameter.mul_(torch.where(mine > config.alpha * all_, factor, 1.0))
         return task.model
+
+    def importance(
+        self, task: UnlearnTask, *parts: str, by_class: bool = False
+    ) -> Mapping[str, Tensor]:
+        """Name -> importance of a tensor's entries to the parts."""
+        size = self.config.batch_size
+        return tools.batch_fisher(task, *parts, batch_size=size, by_class=by_class)
 
 
 class RepSelect(UnlearningMethod):

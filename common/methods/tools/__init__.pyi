@@ -1,3 +1,11 @@
+from .conflicts import Adjusted as Adjusted
+from .conflicts import ByRule as ByRule
+from .conflicts import Orthogonal as Orthogonal
+from .conflicts import Smoothed as Smoothed
+from .conflicts import bargained as bargained
+from .conflicts import normalised as normalised
+from .conflicts import orthogonal_to as orthogonal_to
+from .conflicts import to_random_labels as to_random_labels
 from .fila import start_adapters as start_adapters
 from .gradients import SampleGradients as SampleGradients
 from .objectives import AlternatingAscent as AlternatingAscent
@@ -8,8 +16,10 @@ from .objectives import TwoTeachers as TwoTeachers
 from .objectives import learn_noise as learn_noise
 from .passes import batch_fisher as batch_fisher
 from .passes import labels_of as labels_of
+from .passes import mean_gradients as mean_gradients
 from .passes import one_pass as one_pass
 from .passes import reference_likelihoods as reference_likelihoods
+from .passes import squared_norm as squared_norm
 from .passes import summed_gradients as summed_gradients
 from .steps import AscentFirst as AscentFirst
 from .steps import Entangled as Entangled

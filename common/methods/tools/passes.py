@@ -13,7 +13,7 @@ from stable_forgetting.common.data.batch import Batch, Source, class_labels, ord
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.objectives import positions
 from stable_forgetting.common.objectives.positions import sample_cross_entropy
-from stable_forgetting.common.objectives.terms import LogLikelihoods
+from stable_forgetting.common.objectives.terms import LogLikelihoods, Term
 from stable_forgetting.common.train.telemetry import evaluating
 
 EVALUATION_BATCH = 256
@@ -39,10 +39,28 @@ def class_pass(task: UnlearnTask, batch_size: int) -> Iterator[Batch]:
     return ordered_batches(task.source, np.concatenate(ordered), batch_size)
 
 
+def mean_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Averaged over samples."""
+    return sample_cross_entropy(logits, batch.labels).mean()
+
+
+def squared_norm(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean over samples of sum_v z_v^2, on text a mean over the positions that have a label."""
+    squares = positions.wide(logits).square().sum(-1)
+    return positions.average(squares, batch.labels, "samples")
+
+
 def summed_gradients(
-    task: UnlearnTask, batches: Iterable[Batch], *, power: int = 1
+    task: UnlearnTask,
+    batches: Iterable[Batch],
+    *,
+    power: float | None = None,
+    loss: Term = mean_cross_entropy,
 ) -> dict[str, Tensor]:
-    """Sum over batches of (gradient of the batch's mean cross-entropy) ** power, in eval mode."""
+    """Sum over batches of the gradient of a loss, in eval mode.
+
+    With ``power`` each entry of a batch's gradient becomes its magnitude to that power first.
+    """
     model = task.model
     names, parameters = zip(
         *((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True
@@ -50,13 +68,32 @@ def summed_gradients(
     sums = [torch.zeros_like(parameter) for parameter in parameters]
     with evaluating(model):
         for batch in batches:
-            loss = sample_cross_entropy(task.forward(model, batch), batch.labels).mean()
+            value = loss(task.forward(model, batch), batch)
             for total, grad in zip(
-                sums, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+                sums, torch.autograd.grad(value, parameters, allow_unused=True), strict=True
             ):
                 if grad is not None:
-                    total.add_(grad.pow(power))
+                    total.add_(grad if power is None else grad.abs().pow(power))
     return dict(zip(names, sums, strict=True))
+
+
+def mean_gradients(
+    task: UnlearnTask,
+    *parts: str,
+    batch_size: int,
+    by_class: bool = False,
+    power: float | None = None,
+    loss: Term = mean_cross_entropy,
+) -> dict[str, Tensor]:
+    """The mean over batches of what :func:`summed_gradients` adds up."""
+    samples = len(task.indices(*parts))
+    batches = math.ceil(samples / min(batch_size, samples))
+    if by_class:
+        read = class_pass(task, batch_size)
+    else:
+        read = one_pass(task, *parts, batch_size=batch_size)
+    sums = summed_gradients(task, read, power=power, loss=loss)
+    return {name: total / batches for name, total in sums.items()}
 
 
 def batch_fisher(
@@ -66,14 +103,7 @@ def batch_fisher(
 
     Not the Fisher diagonal of single samples: it matters which of them share a batch.
     """
-    samples = len(task.indices(*parts))
-    batches = math.ceil(samples / min(batch_size, samples))
-    if by_class:
-        read = class_pass(task, batch_size)
-    else:
-        read = one_pass(task, *parts, batch_size=batch_size)
-    sums = summed_gradients(task, read, power=2)
-    return {name: total / batches for name, total in sums.items()}
+    return mean_gradients(task, *parts, batch_size=batch_size, by_class=by_class, power=2)
 
 
 @torch.no_grad()

@@ -27,10 +27,23 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """One tensor per parameter; zeros where nothing flows."""
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+def gradients(
+    loss: Tensor, parameters: Sequence[nn.Parameter], *, more: bool = False
+) -> list[Tensor]:
+    """One tensor per parameter; zeros where nothing flows.  ``more`` of the graph will follow."""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=more)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
+def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """<a, b> over all tensors."""
+    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
+
+
+def off(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
+    """What of a does not oppose b: a - min(0, <a, b>) b / ||b||^2."""
+    share = inner(a, b).clamp_max(0) / (inner(b, b) + TINY)
+    return [x - share * y for x, y in zip(a, b, strict=True)]
 
 
 @contextmanager
@@ -55,7 +68,7 @@ def with_gradient(
     value: Tensor, parameters: Sequence[nn.Parameter], gradient: Sequence[Tensor]
 ) -> Tensor:
     """A scalar of this value whose gradient by the parameters is the given one."""
-    linear = torch.stack([(p * g).sum() for p, g in zip(parameters, gradient, strict=True)]).sum()
+    linear = inner(parameters, gradient)
     return value.detach() + linear - linear.detach()
 
 
@@ -195,16 +208,8 @@ class Entangled:
     def _projected(self, total: Tensor, kept: Tensor) -> Tensor:
         """The total with a gradient that does not raise ``kept``."""
         parameters = trained(self.model)
-        theirs = torch.autograd.grad(kept, parameters, allow_unused=True, retain_graph=True)
-        held = [
-            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, theirs, strict=True)
-        ]
-        ours = gradients(total, parameters)
-        overlap = torch.stack([(a * b).sum() for a, b in zip(ours, held, strict=True)]).sum()
-        norm = torch.stack([b.square().sum() for b in held]).sum()
-        share = overlap.clamp_max(0) / (norm + TINY)
-        step = [a - share * b for a, b in zip(ours, held, strict=True)]
-        return with_gradient(total, parameters, step)
+        held = gradients(kept, parameters, more=True)
+        return with_gradient(total, parameters, off(gradients(total, parameters), held))
 
     def state(self) -> dict[str, Tensor]:
         """Step, level and multiplier."""

@@ -1,0 +1,289 @@
+"""Methods of two gradients: their rules against the published formulas, and golden losses.
+
+The golden losses are also those of the methods in test_importance_methods.py.
+
+The golden losses guard ``MethodInfo.version``; where a change of numbers is meant, raise it and run
+
+    SF_REGENERATE=1 python -m pytest tests/common/test_conflict_methods.py -k golden
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from stable_forgetting import benchmarks  # noqa: F401 - registers every method
+from stable_forgetting.common.base.errors import AccessError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.data.batch import IGNORE, Batch
+from stable_forgetting.common.methods import tools
+from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.objectives.objectives import ForgetRetain
+from stable_forgetting.common.objectives.positions import cross_entropy
+from stable_forgetting.common.objectives.terms import Mean
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "conflict_methods.json"
+VARIANTS = {
+    "munba": {"lr": 3e-3},
+    "ngdiff": {"lr": 3e-3},
+    "gru": {"lr": 3e-3},
+    "gdr_gma": {"lr": 3e-3, "gamma": 3.0, "level": 0.2},
+    "orthograd": {"lr": 3e-3},
+    "lfssd": {"alpha": 1.5},
+    "wagle": {"lr": 3e-3, "density": 0.5, "forget_weight": 1.0},
+    "prune_first": {},
+    "undo": {"steps": 20, "unlearn_lr": 3e-3, "forget_weight": 1.0},
+    "langevin": {},
+}
+WITH_STATE = ("gru", "gdr_gma")
+STEPS, NOISE = 6, 1.0
+
+
+def drawn(*shape, seed=0, scale=1.0):
+    stream = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, generator=stream, dtype=torch.float64)
+
+
+def flat(tensors):
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def pair(seed=0, *, opposed=False):
+    """A forget and a retain gradient of two tensors, which oppose one another or not."""
+    ours = [drawn(3, 4, seed=seed), drawn(5, seed=seed + 1)]
+    kept = [drawn(3, 4, seed=seed + 2), drawn(5, seed=seed + 3)]
+    sign = -1 if opposed else 1
+    return ours, [sign * torch.copysign(k, u) for k, u in zip(kept, ours, strict=True)]
+
+
+ZERO = torch.zeros((), dtype=torch.float64)
+
+
+@pytest.fixture
+def line():
+    """A linear model in float64, and a batch of each part."""
+    model = nn.Linear(3, 4).double()
+    with torch.no_grad():
+        for seed, parameter in enumerate(model.parameters()):
+            parameter.copy_(drawn(*parameter.shape, seed=seed, scale=0.5))
+    batches = {
+        part: Batch({"x": drawn(5, 3, seed=seed)}, torch.arange(5) % 4, torch.arange(5))
+        for seed, part in enumerate(("forget", "retain"), start=7)
+    }
+    return model, batches
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch.inputs["x"]), batch.labels)
+
+
+def gradient_of(loss, model):
+    return torch.autograd.grad(loss, [*model.parameters()], retain_graph=True)
+
+
+def total_of(model, objective, batches):
+    value = objective(lambda batch: model(batch.inputs["x"]), batches)
+    return value.total, gradient_of(value.total, model)
+
+
+def terms(w_f=1.0, w_r=1.0):
+    return ForgetRetain(Mean(cross_entropy, sign=-1.0), Mean(cross_entropy), w_f, w_r)
+
+
+# Rules -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opposed", [False, True])
+def test_munba_weighs_as_the_published_closed_form_and_strikes_the_bargain(opposed):
+    ours, kept = pair(opposed=opposed)
+    u, k = flat(ours), flat(kept)
+    g1, g2, g3 = k @ k, k @ u, u @ u
+    a_r = ((g1 * g3 - g2 * (g1 * g3).sqrt()) / (g1 * g1 * g3 - g1 * g2 * g2)).sqrt()
+    a_f = (1 - g1 * a_r**2) / (g2 * a_r)
+    found = [flat(vector) for vector in tools.bargained(ours, kept, ZERO)]
+    torch.testing.assert_close(found[0], a_f * u)
+    torch.testing.assert_close(found[1], a_r * k)
+    step = sum(found)
+    torch.testing.assert_close(torch.stack([u @ step, k @ step]), torch.stack([1 / a_f, 1 / a_r]))
+    assert float(step.norm()) == pytest.approx(math.sqrt(2))
+
+
+def test_munbas_forget_data_get_random_labels_and_what_is_no_label_stays_none():
+    z, labels = drawn(3, 2, 5), torch.tensor([[0, 1], [2, IGNORE], [3, 4]])
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        found, again = (tools.to_random_labels(z, labels) for _ in range(2))
+        torch.manual_seed(3)
+        other = torch.randint(5, (3, 2))
+    wanted = -z.log_softmax(-1).gather(-1, other.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(found, wanted * (labels != IGNORE))
+    assert not torch.equal(found, again)
+
+
+def test_ngdiff_is_the_difference_of_unit_gradients_however_large_a_loss_is(line):
+    model, batches = line
+    total, ours = total_of(model, tools.ByRule(model, terms(2.0, 3.0), tools.normalised), batches)
+    forget, retain = (loss_of(model, batches[part]) for part in ("forget", "retain"))
+    g, k = (gradient_of(loss, model) for loss in (forget, retain))
+    torch.testing.assert_close(total, 3 * retain - 2 * forget)
+    torch.testing.assert_close(
+        flat(ours), 3 * flat(k) / flat(k).norm() - 2 * flat(g) / flat(g).norm()
+    )
+    one, two = pair()
+    more = [100 * tensor for tensor in one]
+    same = [flat(tools.normalised(vector, two, ZERO)[0]) for vector in (one, more)]
+    torch.testing.assert_close(*same)
+
+
+def test_gru_takes_off_what_opposes_the_moving_average_of_retain():
+    rule = tools.Smoothed(0.8)
+    ours, kept = pair(opposed=True)
+    u, k = flat(ours), flat(kept)
+    first, same = rule(ours, kept, ZERO)
+    torch.testing.assert_close(flat(first), u - (u @ k) / (k @ k) * k)
+    torch.testing.assert_close(flat(same), k)
+    later, other = pair(10, opposed=True)
+    copied = tools.Smoothed(0.8)
+    copied.load_state(rule.state())
+    mean = 0.8 * flat(other) + 0.2 * 0.8 * k
+    u = flat(later)
+    assert u @ mean < 0
+    for one in (rule, copied):
+        found = flat(one(later, other, ZERO)[0])
+        torch.testing.assert_close(found, u - (u @ mean) / (mean @ mean) * mean)
+        torch.testing.assert_close(found @ mean, ZERO, rtol=0, atol=1e-10)
+
+
+def test_gru_without_a_conflict_is_ascent_alone(line):
+    model, batches = line
+    alike = {"forget": batches["forget"], "retain": batches["forget"]}
+    towards = ForgetRetain(Mean(cross_entropy), Mean(cross_entropy), 1.0, 0.0)
+    _, ours = total_of(model, tools.ByRule(model, towards, tools.Smoothed(0.8)), alike)
+    torch.testing.assert_close(ours, gradient_of(loss_of(model, batches["forget"]), model))
+    _, ours = total_of(model, tools.ByRule(model, terms(1.0, 0.0), tools.Smoothed(0.8)), alike)
+    torch.testing.assert_close(flat(ours), torch.zeros(16, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.02, 0.5])
+def test_gdr_gma_projects_each_off_the_other_in_each_tensor_and_weighs_by_the_loss(loss):
+    ours, kept = pair(opposed=True)
+    kept[1] = -kept[1]  # here the two agree
+    share = 1 / (1 + math.exp(3 * (loss - 0.02)))
+    found = tools.Adjusted(9, 3.0, 0.02)(ours, kept, torch.tensor(loss, dtype=torch.float64))
+    u, k = ours[0], kept[0]
+    overlap = (u * k).sum()
+    wanted_u = [share * (u - overlap / k.square().sum() * k), share * ours[1]]
+    wanted_k = [(1 - share) * (k - overlap / u.square().sum() * u), (1 - share) * kept[1]]
+    torch.testing.assert_close(found[0], wanted_u)
+    torch.testing.assert_close(found[1], wanted_k)
+
+
+def test_gdr_gma_remembers_the_last_pass_of_the_last_tensor():
+    quiet, low = [torch.zeros(1).double()], ZERO - 1e9  # no retain gradient, weight 1
+    one, two = torch.tensor([1.0, 0.0, 0.0]).double(), torch.tensor([0.0, 1.0, 0.0]).double()
+    last = torch.tensor([-1.0, -1.0, 2.0]).double()
+    rule = tools.Adjusted(3, 1.0, 0.0)
+    for tensor in (-one, one, two):  # the first one is forgotten again
+        assert rule([tensor], quiet, low)[0][0].tolist() == tensor.tolist()
+    again = tools.Adjusted(3, 1.0, 0.0)
+    again.load_state(rule.state())
+    mean = (one + two) / 2
+    wanted = last - (last @ mean) / (mean @ mean) * mean
+    for each in (rule, again):
+        torch.testing.assert_close(each([last], quiet, low)[0][0], wanted)
+    assert rule.steps == 4 and len(rule.bank) == 3
+
+
+def test_orthograd_ascends_off_every_retained_samples_gradient(line):
+    model, batches = line
+    several = Batch({"x": batches["retain"].inputs["x"][:2]}, torch.tensor([0, 1]), torch.arange(2))
+    given = {"forget": batches["forget"], "retain": several}
+    total, ours = total_of(model, tools.Orthogonal(model, terms(2.0, 3.0)), given)
+    forget, retain = (loss_of(model, given[part]) for part in ("forget", "retain"))
+    torch.testing.assert_close(total, 3 * retain - 2 * forget)
+    losses = F.cross_entropy(model(several.inputs["x"]), several.labels, reduction="none")
+    each = [gradient_of(loss, model) for loss in losses]
+    for place, g in enumerate(gradient_of(forget, model)):
+        k = torch.stack([sample[place].flatten() for sample in each], dim=1)  # (entries, samples)
+        rest = g.flatten() - k @ torch.linalg.lstsq(k, g.flatten().unsqueeze(1)).solution.squeeze(1)
+        wanted = 3 * k.mean(1) - 2 * rest
+        torch.testing.assert_close(ours[place].flatten(), wanted)
+        torch.testing.assert_close(k.mT @ rest, torch.zeros(2).double(), rtol=0, atol=1e-10)
+
+
+def test_orthograd_leaves_what_no_direction_spans():
+    vector, one = drawn(3, 4), drawn(3, 4, seed=1)
+    alone = tools.orthogonal_to(torch.stack([one]), vector)
+    many = torch.stack([one, torch.zeros_like(one), -2 * one])
+    torch.testing.assert_close(tools.orthogonal_to(many, vector), alone)
+    assert torch.equal(tools.orthogonal_to(torch.zeros(2, 3, 4).double(), vector), vector)
+    every = tools.orthogonal_to(drawn(20, 3, 4, seed=2), vector)
+    torch.testing.assert_close(every, torch.zeros_like(vector))
+
+
+# All of them -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tiny, golden, baseline):
+    """Each method after some steps from a trained model, on a problem that is fixed exactly."""
+    with golden.float64():
+        source = golden.source(NOISE)
+        split = tiny.split(source)
+        original = baseline.original(source, split, build=golden.net)
+        found = {"original": copy.deepcopy(original)}
+        for name, params in VARIANTS.items():
+            cls = METHODS[name]
+            given = {"batch_size": 8}
+            if "steps" in cls.Config.model_fields:
+                given["steps"] = STEPS
+            given |= params
+            config = resolve_config(name, None, given, origin="test")
+            fields = {"model": copy.deepcopy(original), "recipe": baseline.recipe}
+            task = tiny.task(source, split, access=cls.info.access, **fields)
+            found[name] = cls(config).unlearn(task)
+    return found
+
+
+def test_golden_losses(tiny, golden, models, baseline, check_golden):
+    source = golden.source(NOISE)
+    parts = tiny.split(source), ("forget", "retain")
+    found = {name: baseline.losses(model, source, *parts) for name, model in models.items()}
+    check_golden(GOLDEN, found)
+    gone = {name for name in VARIANTS if found[name]["forget"] > found["original"]["forget"]}
+    assert gone >= set(VARIANTS) - {"prune_first", "langevin"}
+
+
+def test_no_two_methods_are_the_same(golden_twins):
+    assert golden_twins(GOLDEN) == set()
+
+
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_killed_methods_resume_bit_for_bit(tiny, baseline, tmp_path, name):
+    source = tiny.Source(noise=NOISE)
+    split = tiny.split(source)
+    original = baseline.original(source, split)
+    given = {"lr": 3e-3, "steps": 20, "batch_size": 8, "checkpoint_every": 4, **VARIANTS[name]}
+    config = resolve_config(name, None, given, origin="test")
+
+    def go(**options):
+        fields = {"model": copy.deepcopy(original), "recipe": baseline.recipe, **options}
+        task = tiny.task(source, split, access=METHODS[name].info.access, **fields)
+        return METHODS[name](config).unlearn(task)
+
+    assert baseline.resumes(go, tmp_path)[0] == 9
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_methods_cannot_read_what_they_do_not_declare(tiny, name):
+    source, access = tiny.Source(noise=NOISE), METHODS[name].info.access
+    task = tiny.task(source, tiny.split(source), access=access)
+    for part in {"forget", "retain", "validation"} - access:
+        with pytest.raises(AccessError):
+            task.indices(part)
