@@ -54,13 +54,13 @@ class Zlib(MemberAttack):
 
 def asked(audit: ModelAudit, task: AuditTask, questions: Mapping[int, str], name: str) -> Measures:
     """Accuracy on the forget set where its questions are put in other words."""
-    from stable_forgetting.common.measure.scores import collect
+    from stable_forgetting.common.measure.scores import collect_correct
 
     model, source = task.load().eval(), texts_of(task).with_questions(questions)
     indices = task.split.parts["forget"]
     batches = data.ordered_batches(source, indices, task.batch_size)
-    scores = collect(lambda batch: task.family.forward(model, batch), batches)
-    return {f"{name} forget": accuracy(scores.correct, task.seed)}
+    correct = collect_correct(lambda batch: task.family.forward(model, batch), batches)
+    return {f"{name} forget": accuracy(correct, task.seed)}
 
 
 def texts_of(task: AuditTask) -> Any:

@@ -38,6 +38,7 @@ def audit_task(benchmark: GivenBenchmark, model: nn.Module, original: nn.Module)
         split=benchmark.split(seed),
         family=benchmark,
         collect=benchmark.collect,
+        collect_correct=benchmark.collect_correct,
         features=None,
         recipe=FitConfig(steps=CONFIG.max_steps, lr=LR),
         batch_size=BATCH,

@@ -71,6 +71,7 @@ class AuditProbe(StageKind[AuditSpec]):
             split=split,
             family=benchmark,
             collect=benchmark.collect,
+            collect_correct=benchmark.collect_correct,
             features=benchmark.features if isinstance(benchmark, Featured) else None,
             recipe=benchmark.recipe,
             batch_size=benchmark.evaluation_batch,

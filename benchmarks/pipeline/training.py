@@ -25,6 +25,7 @@ from stable_forgetting.benchmarks.pipeline.unlearning import training
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError, Diverged, GateError
 from stable_forgetting.common.data.splits import ForgetSplit, ids_digest
+from stable_forgetting.common.measure.scores import percent
 from stable_forgetting.common.methods.base import train_reference
 from stable_forgetting.common.store.weights import save_weights, weights_digest
 
@@ -145,7 +146,8 @@ def _train(
         else:  # not copied: it is read again from where it came
             context.about[REFERRED] = weights_digest(outcome.model)
         try:
-            context.about["train_accuracy"] = context.benchmark.collect(outcome.model, ids).accuracy
+            correct = context.benchmark.collect_correct(outcome.model, ids)
+            context.about["train_accuracy"] = percent(correct)
         except Diverged as error:
             context.about |= {"status": "diverged", "status_detail": str(error)}
     return outcome.model

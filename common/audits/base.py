@@ -119,6 +119,7 @@ class AuditTask:
         split: The frozen index sets.
         family: What is known of the model: forward, logits, head.
         collect: (model, indices) -> scores; puts the model into eval mode.
+        collect_correct: Their ``correct`` alone, (N,) float32, bit for bit, which costs less.
         features: (model, batch) -> (N, d) penultimate features; None takes the head's input.
         recipe: How Original was trained.
         batch_size: Samples per forward.
@@ -133,6 +134,7 @@ class AuditTask:
     split: ForgetSplit
     family: ModelFamily
     collect: Callable[[nn.Module, np.ndarray], Scores]
+    collect_correct: Callable[[nn.Module, np.ndarray], np.ndarray]
     features: Callable[[nn.Module, Batch], Tensor] | None
     recipe: FitConfig
     batch_size: int

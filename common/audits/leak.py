@@ -132,6 +132,6 @@ class LogitLens(ModelAudit):
         blocks = blocks_of(model)
         for count in range(1, len(blocks)):
             with leaving_after(blocks, count):
-                scores = task.collect(model, task.split.parts["forget"])
-            found[f"block {count} forget"] = accuracy(scores.correct, task.seed)
+                correct = task.collect_correct(model, task.split.parts["forget"])
+            found[f"block {count} forget"] = accuracy(correct, task.seed)
         return found

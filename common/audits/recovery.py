@@ -21,6 +21,7 @@ from stable_forgetting.common.audits.intervals import spread
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, Positive
 from stable_forgetting.common.base.seeding import derive, generator
+from stable_forgetting.common.measure.scores import percent
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +69,7 @@ class RelearnTime(ModelAudit):
         """Steps over the repeats, with their range."""
         config = self.config
         measured = task.draw("forget", config.measured, "measured")
-        wanted = config.share * task.collect(task.load_original(), measured).accuracy
+        wanted = config.share * self._accuracy(task, task.load_original(), measured)
         steps = [self._steps(task, repeat, measured, wanted) for repeat in range(config.repeats)]
         cut = sum(step is None for step in steps)
         counts = [float(config.max_steps if step is None else step) for step in steps]
@@ -85,11 +86,11 @@ class RelearnTime(ModelAudit):
         from stable_forgetting.common.train.protocols import Hooks
 
         model = task.load()
-        if task.collect(model, measured).accuracy >= wanted:
+        if self._accuracy(task, model, measured) >= wanted:
             return 0
 
         def knows(trained: nn.Module, _: int) -> str | None:
-            accuracy = task.collect(trained, measured).accuracy
+            accuracy = self._accuracy(task, trained, measured)
             return f"accuracy {accuracy:.1f} on forget" if accuracy >= wanted else None
 
         result = fit(
@@ -102,6 +103,9 @@ class RelearnTime(ModelAudit):
             hooks=Hooks(stop_when=knows),
         )
         return result.steps if result.stopped else None
+
+    def _accuracy(self, task: AuditTask, model: nn.Module, measured: np.ndarray) -> float:
+        return percent(task.collect_correct(model, measured))
 
     def _loader(self, task: AuditTask, repeat: int) -> data.Loader:
         order = generator(task.seed, "audit", "relearn", repeat)

@@ -21,6 +21,7 @@ from stable_forgetting.common.audits.intervals import accuracy
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import NonNegative
 from stable_forgetting.common.data.parts import Part, utility_parts
+from stable_forgetting.common.measure.scores import percent
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,7 +104,7 @@ def held_out(task: AuditTask, model: nn.Module, table: Mapping[str, Part]) -> Me
     """Accuracy on every part that holds out what is to be kept, named after it."""
     parts = task.split.parts
     return {
-        part: accuracy(task.collect(model, parts[part]).correct, task.seed)
+        part: accuracy(task.collect_correct(model, parts[part]), task.seed)
         for part in utility_parts(parts, table)
     }
 
@@ -115,10 +116,10 @@ def after(
 
     Where the accuracy on forget ``before`` is given, its change too.
     """
-    forget = task.collect(model, task.split.parts["forget"])
-    columns = {"forget": accuracy(forget.correct, task.seed)}
+    forget = task.collect_correct(model, task.split.parts["forget"])
+    columns = {"forget": accuracy(forget, task.seed)}
     if before is not None:
-        columns["change"] = Measure(forget.accuracy - before, n=len(forget))
+        columns["change"] = Measure(percent(forget) - before, n=len(forget))
     columns |= held_out(task, model, audit.parts)
     return {f"{name} {part}": measure for part, measure in columns.items()}
 
@@ -136,7 +137,7 @@ class ChangedMatrices(ModelAudit):
         """Accuracies for every change."""
         before, found = None, dict[str, Measure]()
         if self.shows_change:
-            before = task.collect(task.load(), task.split.parts["forget"]).accuracy
+            before = percent(task.collect_correct(task.load(), task.split.parts["forget"]))
         for name, change in self.changes().items():
             model = task.load()
             change_matrices_(model, change)
@@ -226,14 +227,14 @@ class RemoveAdapter(ModelAudit):
         if not task.adapted:
             raise NotApplicable("no adapter: the whole weights are stored")
         forget = task.split.parts["forget"]
-        before = task.collect(task.load(), forget).accuracy
+        before = percent(task.collect_correct(task.load(), forget))
         base = task.load_original()
-        bare = task.collect(base, forget)
-        lost = bare.accuracy - before
+        bare = task.collect_correct(base, forget)
+        lost = percent(bare) - before
         recovered = Measure(100.0, n=len(bare), note="base is Original") if lost > 0 else None
         nothing = Measure(None, n=len(bare), note="nothing was forgotten")
         return {
-            "forget": accuracy(bare.correct, task.seed),
+            "forget": accuracy(bare, task.seed),
             **held_out(task, base, self.parts),
             "recovered": recovered or nothing,
         }

@@ -7,7 +7,7 @@ no metric runs the model again and no two metrics can disagree about its outputs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +86,7 @@ class Scores:
     @property
     def accuracy(self) -> float:
         """Share of correct samples (or mean share of correct tokens), in percent."""
-        return 100.0 * float(np.mean(self.correct, dtype=np.float64))
+        return percent(self.correct)
 
     def check_finite(self) -> None:
         """Raises if any score is NaN or infinite.
@@ -101,6 +101,11 @@ class Scores:
     def select(self, positions: np.ndarray) -> Scores:
         """The scores at ``positions`` (int64 into 0..N-1 or a boolean mask), in that order."""
         return self._of_arrays({name: array[positions] for name, array in self._arrays().items()})
+
+
+def percent(correct: np.ndarray) -> float:
+    """The mean of (N,) shares, in percent."""
+    return 100.0 * float(np.mean(correct, dtype=np.float64))
 
 
 def without_probs(parts: Mapping[str, Scores]) -> dict[str, Scores]:
@@ -165,7 +170,7 @@ def collect(forward: data.Forward, batches: Iterable[data.Batch]) -> Scores:
             scored = batch.labels.to(logits.device)
             indices.append(batch.indices.cpu().numpy().astype(np.int64))
             if logits.ndim == 3:
-                columns.append(_score_sequences(logits, scored))
+                columns.append(_score_sequences(logits, scored, _columns))
                 continue
             table, softmax = _statistics(logits, scored)
             columns.append(_checked(table))
@@ -185,8 +190,40 @@ def collect(forward: data.Forward, batches: Iterable[data.Batch]) -> Scores:
     )
 
 
-def _score_sequences(logits: Tensor, labels: Tensor) -> np.ndarray:
-    """Token means per sample, float64; chunked, since vocabularies are large."""
+def collect_correct(forward: data.Forward, batches: Iterable[data.Batch]) -> np.ndarray:
+    """(N,) float32 ``collect(...).correct``, bit for bit, from one look at each logit.
+
+    Raises:
+        Diverged: A scored logit is NaN or infinite.
+        DataError: There is no sample, or a sequence without a labelled token.
+    """
+    import torch
+
+    found = []
+    with torch.inference_mode():
+        for batch in batches:
+            logits = forward(batch)
+            labels = batch.labels.to(logits.device)
+            sequences = logits.ndim == 3
+            table = (
+                _score_sequences(logits, labels, _hits)
+                if sequences
+                else _checked(_hits(logits, labels))
+            )
+            found.append(table[:, 0])
+    if not found:
+        raise DataError("there is nothing to score: the part has no samples")
+    return np.concatenate(found).astype(np.float32)
+
+
+def _score_sequences(
+    logits: Tensor, labels: Tensor, score: Callable[[Tensor, Tensor], Tensor]
+) -> np.ndarray:
+    """Token means per sample, float64; chunked, since vocabularies are large.
+
+    Args:
+        score: (M, C) logits and (M,) labels -> (M, columns + 1), the last one a finiteness flag.
+    """
     import torch
 
     scored = labels != data.IGNORE
@@ -196,14 +233,12 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> np.ndarray:
         raise DataError("a sequence has no labelled token to score; drop it or lengthen max_length")
     rows = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
     tables = [
-        _statistics(logits[n, t], labels[n, t])[0]
+        score(logits[n, t], labels[n, t])
         for n, t in zip(torch.split(sample, rows), torch.split(position, rows), strict=True)
     ]
     tokens = _checked(torch.cat(tables))
     owner = sample.cpu().numpy()
-    sums = [
-        np.bincount(owner, weights=tokens[:, k], minlength=len(labels)) for k in range(len(COLUMNS))
-    ]
+    sums = [np.bincount(owner, weights=column, minlength=len(labels)) for column in tokens.T]
     return np.asarray(np.stack(sums, axis=1) / counts[:, None])
 
 
@@ -261,20 +296,34 @@ def _statistics(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(columns, dim=1), probs
 
 
+def _columns(logits: Tensor, labels: Tensor) -> Tensor:
+    """The scores of :func:`_statistics` alone."""
+    return _statistics(logits, labels)[0]
+
+
 def _margins(logits: Tensor, labels: Tensor) -> Tensor:
     """The columns of :func:`_statistics`, bit for bit, with NaN as entropies; no softmax."""
     import torch
     from torch.nn.functional import softplus
 
     z, true = logits.float(), labels.unsqueeze(1)
-    finite = z.sum(dim=1, keepdim=True).isfinite()  # one pass; it may overflow where all is finite
-    if not finite.all():
-        finite = torch.isfinite(z).all(dim=1, keepdim=True)
-    hits, own = z.argmax(dim=1, keepdim=True).eq(true), z.gather(1, true)
+    hits, own = _hits(z, labels), z.gather(1, true)
     margin = own - z.scatter_(1, true, -float("inf")).logsumexp(dim=1, keepdim=True)
     unknown = torch.full_like(margin, float("nan"))
     likely = [softplus(-margin), torch.sigmoid(margin), margin]
-    return torch.cat([*likely, unknown, unknown, hits.float(), finite.float()], dim=1)
+    return torch.cat([*likely, unknown, unknown, hits], dim=1)
+
+
+def _hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """(M, 2): whether the argmax is the label, and whether all logits are finite."""
+    import torch
+
+    z = logits.float()
+    finite = z.sum(dim=1, keepdim=True).isfinite()  # one pass; it may overflow where all is finite
+    if not finite.all():
+        finite = torch.isfinite(z).all(dim=1, keepdim=True)
+    hits = z.argmax(dim=1, keepdim=True).eq(labels.unsqueeze(1))
+    return torch.cat([hits.float(), finite.float()], dim=1)
 
 
 def _margin(z: Tensor, chosen: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +19,7 @@ from stable_forgetting.common.data.parts import PARTS, Part, Role, part_of
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
 from stable_forgetting.common.measure.rules import Rule, RuleSet, TargetRule
-from stable_forgetting.common.measure.scores import Scores, collect
+from stable_forgetting.common.measure.scores import Scores, collect, collect_correct
 from stable_forgetting.common.protocol.family import ModelFamily
 from stable_forgetting.common.protocol.pretraining import Pretrainable
 from stable_forgetting.common.protocol.sizes import StandIn, Workload
@@ -299,13 +299,27 @@ class Benchmark(ModelFamily, Pretrainable):
 
     def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:
         """One pass over an index set."""
+        scores: Scores = self._read(collect, model, indices)
+        return scores
+
+    def collect_correct(self, model: nn.Module, indices: np.ndarray) -> np.ndarray:
+        """(N,) float32 ``correct`` of :meth:`collect`, bit for bit, without the other scores."""
+        correct: np.ndarray = self._read(collect_correct, model, indices)
+        return correct
+
+    def _read(
+        self,
+        reader: Callable[[data.Forward, Iterable[data.Batch]], Any],
+        model: nn.Module,
+        indices: np.ndarray,
+    ) -> Any:
         from stable_forgetting.common.bounded.layer import reuse_weights
 
         model.eval()
         batches = data.ordered_batches(self.source, indices, self.evaluation_batch)
         forward: Callable[[data.Batch], Tensor] = lambda batch: self.forward(model, batch)  # noqa: E731
         with reuse_weights(model):
-            return collect(forward, batches)
+            return reader(forward, batches)
 
     @property
     def evaluation_batch(self) -> int:

@@ -13,12 +13,14 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save_file
 
 from stable_forgetting.common.base.errors import DataError, Diverged
-from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.measure.scores import (
     COLUMNS,
     Scores,
     collect,
+    collect_correct,
     load_scores,
+    percent,
     save_scores,
     score_rows,
 )
@@ -129,6 +131,26 @@ def test_non_finite_logits_are_a_status(bad):
     logits[1, 2] = bad
     with pytest.raises(Diverged, match="1 of 3 logit rows"):
         score_rows(logits, torch.zeros(3, dtype=torch.int64), entropies=False)
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (11, 5, 7)])
+def test_who_is_right_is_the_same_bits_without_the_other_scores(shape, monkeypatch):
+    stream = torch.Generator().manual_seed(3)
+    z = 3 * torch.randn(*shape, generator=stream)
+    labels = torch.randint(0, shape[-1], shape[:-1], generator=stream)
+    if labels.ndim == 2:
+        labels[:, 3:] = IGNORE
+        monkeypatch.setattr("stable_forgetting.common.measure.scores._CHUNK_ELEMENTS", 50)
+    batches = [Batch({"z": z[k : k + 4]}, labels[k : k + 4], torch.arange(4)) for k in (0, 4)]
+    correct = collect_correct(lambda batch: batch.inputs["z"], batches)
+    whole = collect(lambda batch: batch.inputs["z"], batches)
+    np.testing.assert_array_equal(correct, whole.correct)
+    assert correct.dtype == whole.correct.dtype and percent(correct) == whole.accuracy
+    batches[1].inputs["z"][0, ..., 0] = float("nan")
+    with pytest.raises(Diverged, match="not finite"):
+        collect_correct(lambda batch: batch.inputs["z"], batches)
+    with pytest.raises(DataError, match="nothing to score"):
+        collect_correct(lambda batch: batch.inputs["z"], [])
 
 
 def test_nothing_to_score_is_an_error():

@@ -79,6 +79,7 @@ def toy():
             "split": problem.split(scenario),
             "family": problem,
             "collect": scores,
+            "collect_correct": lambda net, indices: scores(net, indices).correct,
             "features": None,
             "recipe": problem.recipe,
             "batch_size": 32,
