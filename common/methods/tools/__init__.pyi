@@ -1,5 +1,8 @@
 from .fila import start_adapters as start_adapters
 from .gradients import SampleGradients as SampleGradients
+from .layers import head_inputs as head_inputs
+from .layers import input_moments as input_moments
+from .layers import matrix_layers as matrix_layers
 from .objectives import AlternatingAscent as AlternatingAscent
 from .objectives import Scrubbing as Scrubbing
 from .objectives import ToNeighbours as ToNeighbours
@@ -17,6 +20,7 @@ from .steps import Invariant as Invariant
 from .steps import Multiplier as Multiplier
 from .steps import PrimalDual as PrimalDual
 from .steps import Sharpness as Sharpness
+from .steps import less_certain as less_certain
 from .steps import logit_spread as logit_spread
 from .streams import Interleaved as Interleaved
 from .streams import WithExtras as WithExtras
