@@ -25,8 +25,8 @@ class GSLora(ForgetRetainMethod):
     Formula: minimise w_f max(0, bound - CE(B_f)) + w_r CE(B_r) + alpha sum_g sqrt(sum over the
     layers l of block g of ||A_l||_F^2 + ||B_l||_F^2); a block is what holds its layers, the MLP of
     one block of a transformer.  The bound is on the mean over the batch.
-    Here one request; the paper's are in turn, each with its own LoRA.  Its bound of 105 to 110 is
-    for a face classifier of scale 64.  Its script starts with a larger alpha; here alpha is fixed.
+    Here one request; the paper's are in turn, each with its own LoRA.  Its scripts have bounds of
+    105 to 110, for faces under CosFace, and some start with another alpha; here alpha is fixed.
     Source: Zhao et al. 2024 (arXiv 2403.11530, CVPR); bjzhb666/GS-LoRA (engine_cl.py).
     """
 
@@ -41,7 +41,7 @@ class GSLora(ForgetRetainMethod):
             alpha: Weight of the groups' norms; 1e-4, its script's.
             forget_weight: Factor of the forget term, the source's beta; .15, its script's.
             lr: Of the factors; 3e-3 is ours, as for gradient difference through LoRA.
-            adapter: Plain LoRA of rank 8 on the MLPs, as published; ours starts at alpha / r = 2.
+            adapter: Plain LoRA of rank 8 on the MLPs, as published; its alpha / r of 2 is ours.
         """
 
         lr: Positive = 3e-3

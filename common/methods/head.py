@@ -20,7 +20,7 @@ Filtration = Literal["normalization", "randomization", "zeroing", "naive"]
 
 
 class LinearFiltration(UnlearningMethod):
-    """Linear filtration: a linear map on the logits after which a class says nothing of itself.
+    """Linear filtration: a linear map on the logits that hides the forgotten classes; no training.
 
     Formula: W <- F W, b <- F b, F = B A^-1; column c of A is the mean of Original's logits over all
     samples of class c, B is A without the rows of the forgotten classes, and their columns v become
@@ -29,7 +29,7 @@ class LinearFiltration(UnlearningMethod):
         naive:          stay, so that F drops the rows and does nothing else
     A^-1 is the pseudo-inverse where A has none.  The published classifier is narrower afterwards;
     here a forgotten class keeps a row, the mean of the others' with ``margin`` taken off its bias,
-    so that its probability is below exp(-margin) everywhere.  Nothing is trained.
+    so that its probability is below exp(-margin) everywhere.
     Source: Baumhauer et al. 2022 (arXiv 2002.02730); th-b/linear_filtration (filtration.py).
     """
 
@@ -41,8 +41,8 @@ class LinearFiltration(UnlearningMethod):
         """Settings of linear filtration.
 
         Attributes:
-            filtration: What the forgotten classes' mean logits become; ``normalization``, which the
-                paper recommends.
+            filtration: What the forgotten classes' mean logits become; ``normalization``, the
+                code's default.
             margin: How far a forgotten logit lies below the mean of the others; 20 is ours.
         """
 
@@ -99,13 +99,13 @@ class NewtonRemoval(UnlearningMethod):
 
     Formula: theta <- theta + H^-1 (sum over D_f of grad l + n_f lambda theta), l the cross-entropy
     of softmax(theta [h, 1]), h Original's input of the head, H = sum over D_r of hess l + n_r
-    lambda I, and lambda = ``ridge`` mean ||[h, 1]||^2 over D_r, as the code's features have norm 1;
-    solved by conjugate gradients in float64.  On the minimum of the loss over D_f and
-    D_r this is a Newton step towards that over D_r.  The paper certifies it for features that never
-    saw D_f and a head trained to its minimum under noise; here neither holds, so nothing is
-    certified.  Its code takes one-versus-rest regression on normed features, a sample at a time;
-    here softmax, and all samples at once, as in the paper's batch form.  The less ``ridge``, the
-    further a head goes that was trained without it: sweep 1e-3 to 1e-1.
+    lambda I, lambda = ``ridge`` mean ||[h, 1]||^2 over D_r; H^-1 by conjugate gradients, in float64.
+    From the minimum of the loss over D_f and D_r this is a Newton step to that over D_r.  The paper
+    certifies it for features that never saw D_f and a head trained to its minimum under noise;
+    neither holds here, so nothing is certified.  Its code takes one-versus-rest regression on
+    features of norm 1, a sample at a time; here softmax, and all samples at once, as in the paper's
+    batch form.  The less ``ridge``, the further a head goes that was trained without it: sweep 1e-3
+    to 1e-1.
     Memory: (n_f + n_r) x d x 8 bytes.
     Source: Guo et al. 2020 (arXiv 1911.03030); facebookresearch/certified-removal
     (test_removal.py).
