@@ -99,7 +99,7 @@ class NewtonRemoval(UnlearningMethod):
 
     Formula: theta <- theta + H^-1 (sum over D_f of grad l + n_f lambda theta), l the cross-entropy
     of softmax(theta [h, 1]), h Original's input of the head, H = sum over D_r of hess l + n_r
-    lambda I, lambda = ``ridge`` mean ||[h, 1]||^2 over D_r; H^-1 by conjugate gradients, in float64.
+    lambda I, lambda = ``ridge`` mean ||[h, 1]||^2 over D_r; H^-1 by conjugate gradients (float64).
     From the minimum of the loss over D_f and D_r this is a Newton step to that over D_r.  The paper
     certifies it for features that never saw D_f and a head trained to its minimum under noise;
     neither holds here, so nothing is certified.  Its code takes one-versus-rest regression on

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -257,6 +258,19 @@ def test_kodge_changes_nothing_where_forget_has_no_direction(unlearn, original):
     moment = fixed(4, 9) @ fixed(4, 9).T
     assert torch.linalg.eigvalsh(importance(moment, 1e9)).min() > 0.99
     torch.testing.assert_close(importance(moment, 1.0), moment / moment.trace())
+    assert not importance(0 * moment, 3.0).any()
+
+
+def test_a_spectrum_is_found_where_the_first_solver_gives_up(monkeypatch):
+    moment = fixed(4, 3) @ fixed(4, 3).T
+    values, vectors = tools.spectrum(moment)
+    assert (values[:-1] >= values[1:]).all() and values[-1] < 1e-12
+    torch.testing.assert_close(vectors * values @ vectors.T, moment)
+
+    monkeypatch.setattr(torch.linalg, "eigh", Mock(side_effect=torch.linalg.LinAlgError))
+    again, others = tools.spectrum(moment)
+    torch.testing.assert_close(again, values)
+    torch.testing.assert_close(others * again @ others.T, moment)
 
 
 # PGU ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from stable_forgetting.common.checks.tiny_task import problem_of
 from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.gs_lora import group_norms
+from stable_forgetting.common.methods.tools.layers import matrix_layers, rows_of
 from stable_forgetting.common.train.protocols import Telemetry
 from stable_forgetting.vision.methods.adversarial import Smoothness
 from stable_forgetting.vision.methods.blends import Blends, masks
@@ -250,6 +251,22 @@ def test_a_large_group_weight_shrinks_the_blocks(problem):
     for refused in ({"adapter": None}, {"adapter": {"peft": "lora"}}, {"fila": {}}):
         with pytest.raises(ConfigError, match="give adapter"):
             resolve_config("gs_lora", None, refused, origin="test")
+
+
+# Layers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Linear(3, 4), nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(3, 4, (1, 2), dilation=2)],
+)
+def test_a_layer_is_a_product_with_its_rows(layer):
+    inputs = fixed(2, 3, 7, 7) if isinstance(layer, nn.Conv2d) else fixed(2, 7, 3)
+    found = rows_of(layer, inputs) @ layer.double().weight.flatten(1).T + layer.bias
+    outputs = layer(inputs)
+    wanted = outputs.permute(0, 2, 3, 1) if outputs.ndim == 4 else outputs
+    torch.testing.assert_close(found, wanted.reshape(-1, 4))
+    assert matrix_layers(nn.Sequential(layer, nn.Conv2d(4, 4, 1, groups=2))) == {"0": layer}
 
 
 # All of them -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ from .gradients import SampleGradients as SampleGradients
 from .layers import head_inputs as head_inputs
 from .layers import input_moments as input_moments
 from .layers import matrix_layers as matrix_layers
+from .layers import spectrum as spectrum
 from .objectives import AlternatingAscent as AlternatingAscent
 from .objectives import Scrubbing as Scrubbing
 from .objectives import ToNeighbours as ToNeighbours

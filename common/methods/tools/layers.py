@@ -90,6 +90,16 @@ def input_moments(
     return moments
 
 
+def spectrum(moment: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (d,) of a moment matrix, falling and not negative, and eigenvectors (d, d)."""
+    try:
+        values, vectors = torch.linalg.eigh(moment)
+    except RuntimeError:  # LAPACK may give up where many are 0: units that never fire
+        vectors, values, _ = torch.linalg.svd(moment)
+        return values, vectors
+    return values.flip(0).clamp_min(0), vectors.flip(1)
+
+
 @torch.no_grad()
 def head_inputs(task: UnlearnTask, name: str, indices: np.ndarray) -> tuple[Tensor, Tensor]:
     """(N, d) float64 inputs of the linear layer ``name`` in eval mode, and (N,) labels.
