@@ -42,3 +42,18 @@ METHODS.register(
     "stable_forgetting.vision.methods.inputs:MUMis",
     summary="MU-Mis: true logits as insensitive to the input as other ones",
 )
+METHODS.register(
+    "jit",
+    "stable_forgetting.vision.methods.inputs:JiT",
+    summary="JiT: flat outputs under noise around each forgotten image; no retain data",
+)
+METHODS.register(
+    "natmu",
+    "stable_forgetting.vision.methods.inputs:NatMU",
+    summary="NatMU: trains on forget images blended with those of other classes",
+)
+METHODS.register(
+    "duck",
+    "stable_forgetting.vision.methods.duck:DUCK",
+    summary="DUCK: forget features go to the nearest centre of another class",
+)

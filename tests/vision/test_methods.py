@@ -13,7 +13,6 @@ import math
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,11 +22,9 @@ from stable_forgetting import benchmarks  # noqa: F401 - registers every method
 from stable_forgetting.common.base.errors import AccessError, ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import generator
-from stable_forgetting.common.checks.tiny_task import CLASSES, PER_CLASS, problem_of
-from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.checks.tiny_task import CLASSES, problem_of
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.methods.base import resolve_config
-from stable_forgetting.common.objectives.positions import sample_cross_entropy
 from stable_forgetting.common.train.protocols import Telemetry
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.data.augment import TwoViews
@@ -40,7 +37,6 @@ from stable_forgetting.vision.methods.transformer import (
     patch_mask,
 )
 from stable_forgetting.vision.models.build import build_model
-from stable_forgetting.vision.tiny import SIDE, GreyImages, TinyImages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"
 SHORT = {"epochs": 1, "batch_size": 16}
@@ -94,57 +90,15 @@ def results(problem):
 
 
 @pytest.fixture(scope="module")
-def golden_problem(golden):
-    """The tiny problem in float64, with images and weights that are fixed exactly."""
-    labels = np.arange(CLASSES * PER_CLASS) % CLASSES
-    bright = 0.2 + 0.2 * np.arange(CLASSES)[labels, None, None, None]
-    bright = bright + 0.15 * golden.values("centres", CLASSES, 1, 4, 4).numpy()[labels].repeat(
-        4, axis=2
-    ).repeat(4, axis=3)
-    bright = bright + 0.3 * golden.values("images", len(labels), 1, SIDE, SIDE).numpy()
-    images = torch.from_numpy((255 * bright.clip(0, 1)).astype(np.uint8))
-
-    class Source(GreyImages):
-        def __init__(self):
-            super().__init__()
-            self._images = images
-
-        def fetch(self, indices, *, augment=None):
-            batch = super().fetch(indices, augment=augment)
-            x = (batch.inputs["x"].double() * 2**12).round() / 2**12  # free of float32's rounding
-            return Batch({"x": x}, batch.labels, batch.indices)
-
-    class Problem(TinyImages):
-        def source(self):
-            return Source()
-
-        def net(self):
-            return golden.set_(super().net())
-
-    return Problem()
-
-
-@pytest.fixture(scope="module")
 def golden_models(golden, golden_problem):
     with golden.float64():
         return {variant: unlearn(golden_problem, variant)[0] for variant in VARIANTS}
 
 
-def losses(problem, model):
-    split, source = problem.split("class"), problem.source()
-    values = {}
-    for part in ("forget", "retain", "test"):
-        batch = source.fetch(torch.as_tensor(split.parts[part]))
-        with torch.no_grad():
-            loss = sample_cross_entropy(problem.forward(model.eval(), batch), batch.labels)
-        values[part] = float(loss.double().mean())
-    return values
-
-
 # -- golden ----------------------------------------------------------------------------------------
 
 
-def test_golden_losses(golden_problem, golden_models, check_golden):
+def test_golden_losses(golden_problem, golden_models, check_golden, losses):
     found = {name: losses(golden_problem, model) for name, model in golden_models.items()}
     check_golden(GOLDEN, found)
 
@@ -153,7 +107,7 @@ def test_golden_losses_can_tell_methods_apart(golden_twins):
     assert golden_twins(GOLDEN) == set()
 
 
-def test_directions(problem, results):
+def test_directions(problem, results, losses):
     """On a class request every method raises the forget loss more than the retain loss."""
     before = losses(problem, problem.original)
     for name in ("lethevit", "novo", "influence", "fisher", "fast_ntk"):

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stable_forgetting.common.data.batch import Batch, Forward
 from stable_forgetting.common.objectives.objectives import ObjectiveValue, joint_logits
-from stable_forgetting.common.objectives.positions import sample_cross_entropy
+from stable_forgetting.common.objectives.positions import sample_cross_entropy, wide
 from stable_forgetting.common.train.protocols import ModelForward
 
 
@@ -113,3 +113,28 @@ class Sensitivity:
         chosen = logits.gather(-1, labels.unsqueeze(-1)).sum()
         (gradient,) = torch.autograd.grad(chosen, [pixels], create_graph=True)
         return gradient.flatten(1).square().sum(1).mean()
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """Mean ||f(x) - f(x + n)|| / ||n|| over samples and noises; see ``JiT``."""
+
+    samples: int
+    noise: float
+    parts: tuple[str, ...] = ("forget",)
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """One forward with a gradient, and one without for each noise."""
+        batch = batches["forget"]
+        pixels = _pixels(batch)
+        logits = wide(forward(batch))
+        slopes = []
+        for _ in range(self.samples):
+            noise = self.noise * torch.randn(pixels.shape, dtype=pixels.dtype)  # engine's stream
+            moved = (pixels + noise.to(pixels.device)).clamp(pixels.min(), pixels.max())
+            with torch.no_grad():
+                other = wide(forward(_with(batch, moved)))
+            length = (moved - pixels).flatten(1).norm(dim=1).clamp_min(1e-12)
+            slopes.append((logits - other).norm(dim=1) / length)
+        slope = torch.stack(slopes).mean()
+        return ObjectiveValue(slope, {"slope": slope})

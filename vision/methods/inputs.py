@@ -1,14 +1,17 @@
-"""Methods that move inputs or look at gradients by the input: AMUN, MU-Mis."""
+"""Methods that change inputs or look at slopes by the input: AMUN, MU-Mis, JiT, NatMU."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
 
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
-from stable_forgetting.common.methods.gradient import GradientMethod, ShortConfig
+from stable_forgetting.common.methods.gradient import AdaptedMethod, GradientMethod, ShortConfig
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.config import FitConfig, Optimizer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,4 +95,90 @@ class MUMis(UnlearningMethod):
         engine = FitConfig.of(self.config)
         objective = Sensitivity(self.config.other_weight)
         task.fit(task.model, objective, task.loaders(["forget"], engine), engine)
+        return task.model
+
+
+class JiT(GradientMethod):
+    """JiT: makes the model as flat as it can be around each forgotten image; forget data alone.
+
+    Formula: minimise mean over B_f and k = 1 ... ``samples`` of ||f(x) - f(x + n_k)|| / ||n_k||, f
+    the logits, n_k ~ N(0, noise^2) in every pixel, x + n_k clipped to the values that the batch
+    has, and f(x + n_k) without gradient.  The published code sums over the batch, so its rates are
+    those of sums: .1 to 1.5 for a ViT, one pass of SGD with batches of 128.
+    Source: Foster et al. 2024 (arXiv 2402.01401); jwf40/Information-Theoretic-Unlearning
+    (src/lipschitz.py).
+    """
+
+    info = MethodInfo(
+        1, "JiT, Foster et al. 2024 (arXiv 2402.01401)", frozenset({"forget"}), modality="vision"
+    )
+
+    class Config(ShortConfig):
+        """Settings of JiT.
+
+        Attributes:
+            samples: Noises per image and step; 25, the code's.
+            noise: Standard deviation of the noise, in units of the model's input; .5, the code's
+                for a ViT and random images (.8 for classes).
+            lr: Rate of SGD on the mean; .1 is ours, to be swept.
+        """
+
+        epochs: Count | None = 1
+        optimizer: Optimizer = "sgd"
+        lr: Positive = 0.1
+        weight_decay: NonNegative = 0.0
+        schedule: Literal["constant", "linear", "cosine"] = "constant"
+        samples: Count = 25
+        noise: Positive = 0.5
+
+    def objective(self) -> Objective:
+        """The slope."""
+        from stable_forgetting.vision.methods.adversarial import Smoothness
+
+        return Smoothness(self.config.samples, self.config.noise)
+
+
+class NatMU(AdaptedMethod):
+    """NatMU: trains on forget images into which images of other classes are blended.
+
+    Formula: for each x of D_f and k = 1 ... 4, c_k the class without y that Original finds k-th
+    likeliest, x_k a retain image of c_k: minimise CE on shuffled {(m_k x + (1 - m_k) x_k, c_k)}
+    u D_r, without augmentation of the blends.  m_k weighs the pixels: rows (k = 1) and columns (2)
+    from 0 at the edge to 1 in the middle, rows (3) and columns (4) the other way; ``shift`` is
+    added, and the sum clipped to [0, 1].  Of classes, only those that the retain set has count.
+    x_k is drawn anew for each blend; the code draws without replacement, and where too many blends
+    want one class gives some another.  It also draws a new head before it forgets a whole class.
+    Source: He et al. 2024 (arXiv 2405.15495); ZhengbaoHe/NatMU (sample-wise/natmu.py).
+    """
+
+    info = MethodInfo(1, "NatMU, He et al. 2024 (arXiv 2405.15495)", BOTH, modality="vision")
+
+    class Config(ShortConfig):
+        """Settings of NatMU.
+
+        Attributes:
+            shift: Added to the weights of the forgotten image; -.19, the code's on CIFAR-10 (-.053
+                for a class of CIFAR-100).
+            epochs: Passes over retain images and blends together; 5, the code's.
+            weight_decay: Of AdamW; .002, the code's on CIFAR-10.
+        """
+
+        epochs: Count | None = 5
+        weight_decay: NonNegative = 0.002
+        shift: Annotated[float, Field(gt=-1, lt=1)] = -0.19
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Ranks the classes, blends, trains."""
+        from stable_forgetting.common.data.loader import Loader
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
+        from stable_forgetting.vision.methods.blends import Blends
+
+        config: Any = self.config
+        blends = Blends.drawn(task, config.shift)
+        self._attach(task)
+        indices = np.concatenate([task.indices("retain"), -1 - np.arange(len(blends))])
+        stream = task.generator("batches", "mixed")
+        loaders = {"mixed": Loader(blends, indices, config.micro_batch, stream)}
+        engine = config.engine()
+        task.fit(task.model, CrossEntropy("mixed"), loaders, engine, **self._constraints())
         return task.model

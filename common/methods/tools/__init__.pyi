@@ -8,6 +8,10 @@ from .conflicts import orthogonal_to as orthogonal_to
 from .conflicts import to_random_labels as to_random_labels
 from .fila import start_adapters as start_adapters
 from .gradients import SampleGradients as SampleGradients
+from .layers import head_inputs as head_inputs
+from .layers import input_moments as input_moments
+from .layers import matrix_layers as matrix_layers
+from .layers import spectrum as spectrum
 from .objectives import AlternatingAscent as AlternatingAscent
 from .objectives import Scrubbing as Scrubbing
 from .objectives import ToNeighbours as ToNeighbours
@@ -27,6 +31,7 @@ from .steps import Invariant as Invariant
 from .steps import Multiplier as Multiplier
 from .steps import PrimalDual as PrimalDual
 from .steps import Sharpness as Sharpness
+from .steps import less_certain as less_certain
 from .steps import logit_spread as logit_spread
 from .streams import Interleaved as Interleaved
 from .streams import WithExtras as WithExtras

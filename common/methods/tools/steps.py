@@ -242,3 +242,11 @@ def logit_spread(logits: Tensor, labels: Tensor) -> Tensor:
     """(max_v z_v - mean_v z_v)^2, the labels' shape: zero where every answer is as likely."""
     z = wide(logits)
     return (z.max(-1).values - z.mean(-1)).square()
+
+
+def less_certain(logits: Tensor, labels: Tensor, offset: float, entropy_weight: float) -> Tensor:
+    """-log(1 + offset - p_y) - w H(p), the labels' shape: bounded, as p_y <= 1 < 1 + offset."""
+    log_p = wide(logits).log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    own = (-cross_entropy(logits, labels)).exp()
+    return -(1 + offset - own).log() - entropy_weight * entropy

@@ -64,8 +64,7 @@ class WithExtras:
         extra = indices < 0
         if not bool(extra.any()):
             return self.inner.fetch(indices, augment=augment)
-        inputs = {name: values[-1 - indices[extra]] for name, values in self.inputs.items()}
-        labels = self.labels[-1 - indices[extra]]
+        inputs, labels = self.extras(-1 - indices[extra])
         if not bool(extra.all()):
             real = self.inner.fetch(indices[~extra], augment=augment)
             place = torch.cat([torch.where(~extra)[0], torch.where(extra)[0]]).argsort()
@@ -73,3 +72,8 @@ class WithExtras:
             inputs = {k: torch.cat([real.inputs[k], v])[place] for k, v in inputs.items()}
             labels = torch.cat([real.labels, labels])[place]
         return Batch(inputs, labels, indices)
+
+    def extras(self, places: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Inputs and labels of the further samples at (N,) places."""
+        inputs = {name: values[places] for name, values in self.inputs.items()}
+        return inputs, self.labels[places]
