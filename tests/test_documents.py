@@ -20,6 +20,8 @@ from stable_forgetting.benchmarks.report.section import Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 from stable_forgetting.benchmarks.sharing.versus import encounters
 from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.methods.variants import ROWS
 from tests.test_architecture import FILES, PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -195,6 +197,13 @@ def test_the_metadata_say_what_a_reader_of_an_index_needs():
     paper = citation["references"][0]["url"]
     assert f"Paper = {paper}" in metadata["project_urls"]
     assert paper in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_changelog_counts_the_methods():
+    origins = {name: METHODS.entry(name).origin for name in METHODS.names()}
+    methods = {name for name in origins if "/tests/" not in origins[name]} - {"original", "retrain"}
+    said = f"{len(methods)} unlearning methods for images and text, of which {len(ROWS)} are "
+    assert said in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 # The README ---------------------------------------------------------------------
