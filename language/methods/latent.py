@@ -31,7 +31,11 @@ class CircuitBreakers(GradientMethod):
     """
 
     info = MethodInfo(
-        1, "Circuit breakers, Zou et al. 2024 (arXiv 2406.04313)", BOTH, modality="language"
+        1,
+        "Circuit breakers, Zou et al. 2024 (arXiv 2406.04313)",
+        BOTH,
+        modality="language",
+        reading=True,
     )
 
     class Config(AdaptedConfig):
