@@ -8,6 +8,7 @@ from typing import Any
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.train.config import FitConfig
 
 TRAINED = ("length", "batch", "rate", "schedule", "trained in", "adapter", "loss average", "compat")
 HEADS = ("row", *TRAINED)
@@ -104,14 +105,17 @@ def described(config: Any, weights: str = "float32") -> dict[str, str]:
         micro = getattr(config, "accumulation", 1)
         size = config.batch_size
         cells["batch"] = f"{size} = {micro} x {size // micro}" if micro > 1 else str(size)
-    if "lr" in have:
+    trains = isinstance(config, FitConfig)
+    if "lr" in have and not trains:  # one step of that length
+        cells["rate"] = f"{config.lr:g}"
+    if trains:
         engine = config.engine() if hasattr(config, "engine") else config
         scaled = "" if engine.lr == config.lr else f" ({engine.lr:.3g} applied)"
         cells["rate"] = f"{config.optimizer} {config.lr:g}{scaled}, decay {config.weight_decay:g}"
         cells["schedule"] = _schedule(config)
         cells["trained in"] = _precision(config, weights)
         cells["loss average"] = config.average
-    cells["adapter"] = _adapter(getattr(config, "adapter", None), "lr" in have)
+    cells["adapter"] = _adapter(getattr(config, "adapter", None), trains)
     cells["compat"] = _compat(config)
     return cells
 

@@ -27,9 +27,9 @@ class LinearFiltration(UnlearningMethod):
         normalization:  v - mean(v) + the mean of all entries of the other columns
         randomization:  draws from N(0, 1)       zeroing:  0
         naive:          stay, so that F drops the rows and does nothing else
-    A^-1 is the pseudo-inverse where A has none.  The published classifier is narrower afterwards;
-    here a forgotten class keeps a row, the mean of the others' with ``margin`` taken off its bias,
-    so that its probability is below exp(-margin) everywhere.
+    A^-1 is the pseudo-inverse where A has none; classes without a sample stay as they are.  The
+    published classifier is narrower afterwards; here a forgotten class keeps a row, the mean of the
+    others' with ``margin`` taken off its bias, so that its probability is below exp(-margin).
     Source: Baumhauer et al. 2022 (arXiv 2002.02730); th-b/linear_filtration (filtration.py).
     """
 
@@ -56,21 +56,20 @@ class LinearFiltration(UnlearningMethod):
         config: Any = self.config
         head, theta, features, labels = _head(task, task.indices("forget", "retain"))
         gone = data.forgotten_classes(task.source, task.indices("forget"), task.indices("retain"))
-        members = torch.eye(len(theta)).to(theta)[labels]
-        counts = members.sum(0)
-        if not gone or not bool(counts.all()):
-            lacking = f"class {int(counts.argmin())} has no sample" if gone else "all are retained"
+        if not gone:
             raise DataError(
-                f"linear_filtration forgets whole classes of known mean, but {lacking}; remove the "
-                "row"
+                "linear_filtration forgets whole classes, but all are retained; remove the row"
             )
-        means = theta @ (features.mT @ members / counts)
-        kept = [label for label in range(len(theta)) if label not in gone]
-        noise = torch.randn(len(kept), len(gone), generator=task.generator("filtration"))
-        new = filtered(means, gone, config.filtration, noise.to(means)) @ theta
-        theta[kept] = new
-        theta[gone] = new.mean(0)
-        theta[gone, -1] -= config.margin
+        known = labels.unique()
+        members = (labels.unsqueeze(1) == known).to(theta)
+        means = theta[known] @ (features.mT @ members / members.sum(0))
+        lost = [place for place, label in enumerate(known.tolist()) if label in gone]
+        kept = [place for place in range(len(known)) if place not in lost]
+        noise = torch.randn(len(kept), len(lost), generator=task.generator("filtration"))
+        new = filtered(means, lost, config.filtration, noise.to(means)) @ theta[known]
+        theta[known[kept]] = new
+        theta[known[lost]] = new.mean(0)
+        theta[known[lost], -1] -= config.margin
         _write(head, theta)
         return task.model
 

@@ -21,6 +21,7 @@ from torch import nn
 from stable_forgetting import benchmarks  # noqa: F401 - registers every method
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.methods import head as head_module
 from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.head import conjugate_gradients
@@ -148,6 +149,18 @@ def test_linear_filtration_draws_a_random_column_of_the_runs_seed(unlearn, origi
     assert (
         np.abs(after[kept, 1] - before[kept, 1]).min() > 1e-3 and np.abs(after[kept, 1]).max() < 5
     )
+
+
+def test_linear_filtration_leaves_a_class_without_a_sample(unlearn, original, monkeypatch):
+    def without_the_last(task, indices):
+        head, theta, features, labels = read(task, indices)
+        return head, theta, features[labels < 3], labels[labels < 3]
+
+    read = head_module._head
+    monkeypatch.setattr(head_module, "_head", without_the_last)
+    found = unlearn("linear_filtration").head.weight
+    assert torch.equal(found[3], original.head.weight[3])
+    assert not torch.isclose(found[:3], original.head.weight[:3]).all(1).any()
 
 
 def test_linear_filtration_forgets_whole_classes_alone(unlearn):
