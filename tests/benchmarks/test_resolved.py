@@ -12,13 +12,14 @@ from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.resolved import (
     SHOWN,
     SILENT,
+    described,
     further_table,
     protocol_table,
     resolved_table,
 )
 from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, suite_names
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.train.config import total_steps, warmup_steps
+from stable_forgetting.common.train.config import FitConfig, total_steps, warmup_steps
 
 TOFU = {"forget01": 40, "forget05": 200, "forget10": 400}
 """Rows of TOFU's forget sets."""
@@ -48,6 +49,15 @@ SHARED = {
 }
 """TOFU's code, and those built on it: 5 passes over the forget set, batches of 32, warm-up of one
 pass, linear decay, weight decay 0.01, means over tokens."""
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.names()))
+def test_every_method_has_its_cells(name):
+    """One that takes a single step of a given length has a rate, and nothing else of a training."""
+    config = METHODS[name].Config()
+    cells = described(config)
+    has_rate, trains = "lr" in type(config).model_fields, isinstance(config, FitConfig)
+    assert bool(cells["rate"]) == has_rate and bool(cells["schedule"]) == trains
 
 
 def covers(config, settings):
