@@ -149,6 +149,18 @@ def tally() -> tuple[str, int, int, int]:
     return words[len({own.suite for own in found})], len(equal), len(above), len(below)
 
 
+def questions() -> tuple:
+    """TOFU under attack: rows above Retrain before it, their range; ``gd``; the second Retrain."""
+    rows = {own["label"]: own for own in shown("tofu-small-attack")}
+    above = [own["before"] for own in rows.values() if own["before"] > 0]
+    assert len(rows) == 9 and min(own["before"] for own in rows.values()) == rows["gd"]["before"]
+    gd, (second, *_) = rows["gd"], shown("tofu-small-attack", reference=True)
+    after = (gd["after"][key] for key in ("mean", "low", "high"))
+    assert gd["attack"] == "relearn"
+    words = {8: "Eight"}[len(above)]
+    return words, *spread(above), gd["before"], -gd["utility"], *after, second["after"]["mean"]
+
+
 TWINS = "twins/digits-class.md"
 
 
@@ -276,6 +288,10 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
               shown("tdec-small-attack", reference=True)[0]["after"]["mean"])),
     (FINDINGS, "{} of the ten keep as much as Retrain.",
      lambda: ({3: "Three"}[sum(o["equal_utility"] for o in shown("tdec-small-attack"))],)),
+    (FINDINGS, "{} of nine rows show {:.1f} to {:.1f} points more than Retrain before an attack. "
+               "Gradient difference on all weights alone says less than Retrain ({:.1f}), at "
+               "{:.1f} points of utility. Relearning saves it {:.1f} [{:.1f}, {:.1f}] % of "
+               "Retrain's steps. A second Retrain shows {:.1f} under its worst attack.", questions),
     (FINDINGS, "Rounding to NF4 brings back {} % of the digit in each of these rows",
      lambda: tuple({f"{cell(ATTACKED, 'nf4:', row, 'NF4 forget'):.0f}" for row in HIDING})),
     (FINDINGS, "(AG4 {} and {}; Original {})",

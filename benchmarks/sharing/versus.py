@@ -189,13 +189,18 @@ def _meet(name: str, board: Mapping[str, Any], pair: tuple[str, str]) -> Encount
         also=(),
         pair=pair,
         unit=board["distance"]["unit"],
-        runs=frozenset(zip(seeds, *values, strict=True)),
+        runs=frozenset(zip(seeds, *map(_rounded, values), strict=True)),
         means=(fmean(values[0]), fmean(values[1])) if seeds else None,
         floor=floor.get("mean"),
         difference=None if diverged else paired_difference(*values),
         diverged=diverged,
         complete=board["complete"],
     )
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    """At five digits, as scores that were measured again differ by rounding."""
+    return [float(f"{value:.5g}") for value in values]
 
 
 def _distinct(found: Iterable[Encounter | None]) -> list[Encounter]:
