@@ -45,7 +45,8 @@ def fresh():
 
 @pytest.fixture(autouse=True)
 def untouched(monkeypatch):
-    """Plugins of these tests leave nothing behind."""
+    """Plugins and registries of these tests leave nothing behind."""
+    monkeypatch.setattr(module, "TABLES", list(module.TABLES))
     monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
     before = set(sys.modules)
     yield
