@@ -39,6 +39,7 @@ class Shown:
         utility: Accuracy on what is to be kept minus Retrain's, before any attack, mean over seeds:
             on retain or on held-out data, whichever is the lower.
         reference: Whether the row is no method.
+        attacks: How many were tried on the row.
     """
 
     label: str
@@ -47,6 +48,7 @@ class Shown:
     after: Summary
     utility: float | None
     reference: bool
+    attacks: int
 
     @property
     def equal(self) -> bool:
@@ -94,7 +96,10 @@ def _worst(
     over = {name: summarise([*by_seed.values()]) for name, by_seed in shown.items()}
     worst = max(over, key=lambda name: over[name].mean)
     kept = [fmean(own[part] for own in above) for part in above[0] if part != "forget"]
-    return Shown(label, over[NONE].mean, worst, over[worst], min(kept, default=None), reference)
+    utility = min(kept, default=None)
+    return Shown(
+        label, over[NONE].mean, worst, over[worst], utility, reference, attacks=len(over) - 1
+    )
 
 
 def _advantage(attack: AuditTable, label: str, retrain: str, seed: int) -> float | None:

@@ -63,6 +63,7 @@ BOARDS = {
     "three": board(FLOOR_LINE, line("shallow", 25.0, low=6.0)),
     "without a second Retrain": board(line("deep", 1.0)),
     "not attacked": {"rows": []},
+    "one attack": board({**FLOOR_LINE, "attacks": 1}, {**line("deep", 1.0), "attacks": 1}),
 }
 
 
@@ -73,6 +74,8 @@ def found():
 
 def test_a_row_stands_beside_the_second_retrain_of_its_table(found):
     assert {own.suite for own in found} == {"one", "two", "three"}
+    several = board({**FLOOR_LINE, "attacks": 2}, {**line("deep", 1.0), "attacks": 2})
+    assert [own.suite for own in attacked({"several": several})] == ["several"]
     assert {own.row for own in found} == {"deep", "shallow", "broken", "unsure"}
     beyond = {(own.suite, own.row): own.beyond for own in found}
     assert beyond["one", "deep"] == -1.0 and beyond["two", "shallow"] == 10.0
