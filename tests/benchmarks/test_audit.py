@@ -502,7 +502,9 @@ def test_parts_that_are_not_there_are_named_with_those_that_are(run):
 
 
 def shown(label, after, utility=0.0, before=0.0, reference=False):
-    return Shown(label, before, "prune", Summary(after, 0.0, after, after, 2), utility, reference, 2)
+    return Shown(
+        label, before, "prune", Summary(after, 0.0, after, after, 2), utility, reference, 2
+    )
 
 
 def test_rows_of_equal_utility_come_first_by_what_the_worst_attack_shows():
