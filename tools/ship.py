@@ -3,8 +3,8 @@
 ``python -m tools.ship STORE SUITE`` copies the tables and pictures as they are.  Of
 ``leaderboard.json`` it keeps what the site and ``compare`` read: metrics of every row
 are in ``leaderboard.csv`` and ``runs.csv`` too.  ``runs.csv`` has no gaps, which are differences of
-its lines.  Both have fractions of six digits, but for distances by seed, which ``compare`` tests.
-So the wheel stays below two megabytes.
+its lines, and no settings, which are in ``leaderboard.json``.  Both have fractions of six digits,
+but for distances by seed, which ``compare`` tests.  So the wheel stays below two megabytes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from stable_forgetting.benchmarks.report.shipped import RESULTS
 
 BULKY = ("gaps", "dynamics", "parts")
 KEPT = ("ag", "ag4")
+LEFT_OUT = ("gap.", "config.")
 EXACT = "ag_per_seed"
 MEANS = ("fa", "ra", "ta", "mia")
 """Metrics whose means ``tools.gpu`` sets beside a GPU's."""
@@ -56,9 +57,9 @@ def rounded(value: Any) -> Any:
 
 
 def shortened(text: str) -> str:
-    """The same CSV without gaps, and with all fractions at six significant digits."""
+    """The same CSV without gaps and settings, all fractions at six significant digits."""
     heads, *lines = csv.reader(io.StringIO(text))
-    kept = [place for place, head in enumerate(heads) if not head.startswith("gap.")]
+    kept = [place for place, head in enumerate(heads) if not head.startswith(LEFT_OUT)]
     stream = io.StringIO()
     rows = ([line[place] for place in kept] for line in (heads, *lines))
     csv.writer(stream, lineterminator="\n").writerows(rows)
