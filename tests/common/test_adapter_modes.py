@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -189,6 +190,7 @@ def test_evaluations_while_training_share_them_too(tiny, builds):
 def test_an_evaluation_shares_them_too(tiny, builds):
     source, model = tiny.Source(), adapted(tiny, phi="sine")
     plan = SimpleNamespace(source=source, forward=tiny.forward, evaluation_batch=8)
+    plan._read = partial(Benchmark._read, plan)
     scores = Benchmark.collect(plan, model, np.arange(40))
     assert len(scores.indices) == 40 and len(builds) == 4
     merged = Benchmark.collect(plan, detach(model), np.arange(40))
