@@ -3,8 +3,9 @@
 ``python -m tools.ship STORE SUITE`` copies the tables and pictures as they are.  Of
 ``leaderboard.json`` it keeps what the site and ``compare`` read: metrics of every row
 are in ``leaderboard.csv`` and ``runs.csv`` too.  ``runs.csv`` has no gaps, which are differences of
-its lines, and no settings, which are in ``leaderboard.json``.  Both have fractions of six digits,
-but for distances by seed, which ``compare`` tests.  So the wheel stays below two megabytes.
+its lines, no settings, which are in ``leaderboard.json``, and the first twelve digits of digests.
+Both have fractions of six digits, distances by seed, which ``compare`` tests, of ten.  So the wheel
+stays below two megabytes.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from stable_forgetting.benchmarks.report.shipped import RESULTS
 BULKY = ("gaps", "dynamics", "parts")
 KEPT = ("ag", "ag4")
 LEFT_OUT = ("gap.", "config.")
-EXACT = "ag_per_seed"
+BY_SEED = "ag_per_seed"
 MEANS = ("fa", "ra", "ta", "mia")
 """Metrics whose means ``tools.gpu`` sets beside a GPU's."""
 _FRACTION = re.compile(r"(?<![^,\n])-?\d+\.\d+(e[+-]?\d+)?(?![^,\n])")
 """A cell of a CSV file that is a number with a fraction."""
+_DIGEST = re.compile(r"(?<![^,\n])[0-9a-f]{64}(?![^,\n])")
+"""A cell that is a digest."""
 
 
 def thin(board: dict[str, Any]) -> dict[str, Any]:
@@ -47,13 +50,13 @@ def thin(board: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def rounded(value: Any) -> Any:
-    """The same with fractions of six significant digits, but for distances by seed."""
+def rounded(value: Any, digits: int = 6) -> Any:
+    """The same with fractions of so many significant digits, distances by seed of more."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {k: v if k == EXACT else rounded(v) for k, v in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list) else value
+        return {k: rounded(v, 10 if k == BY_SEED else digits) for k, v in value.items()}
+    return [rounded(each, digits) for each in value] if isinstance(value, list) else value
 
 
 def shortened(text: str) -> str:
@@ -63,7 +66,8 @@ def shortened(text: str) -> str:
     stream = io.StringIO()
     rows = ([line[place] for place in kept] for line in (heads, *lines))
     csv.writer(stream, lineterminator="\n").writerows(rows)
-    return _FRACTION.sub(lambda found: repr(float(f"{float(found[0]):.6g}")), stream.getvalue())
+    text = _DIGEST.sub(lambda found: found[0][:12], stream.getvalue())
+    return _FRACTION.sub(lambda found: repr(float(f"{float(found[0]):.6g}")), text)
 
 
 def ship(store: Path, suite: str) -> Path:
