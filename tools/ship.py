@@ -4,7 +4,7 @@
 ``leaderboard.json`` it keeps what the site and ``compare`` read: metrics of every row
 are in ``leaderboard.csv`` and ``runs.csv`` too.  ``runs.csv`` has no gaps, which are differences of
 its lines, no settings, which are in ``leaderboard.json``, and the first twelve digits of digests.
-Both have fractions of six digits, distances by seed, which ``compare`` tests, of ten.  So the wheel
+Both have fractions of six digits, but for distances by seed, which ``compare`` tests.  So the wheel
 stays below two megabytes.
 """
 
@@ -50,13 +50,13 @@ def thin(board: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def rounded(value: Any, digits: int = 6) -> Any:
-    """The same with fractions of so many significant digits, distances by seed of more."""
+def rounded(value: Any) -> Any:
+    """The same with fractions of six significant digits, but for distances by seed."""
     if isinstance(value, float):
-        return float(f"{value:.{digits}g}")
+        return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {k: rounded(v, 10 if k == BY_SEED else digits) for k, v in value.items()}
-    return [rounded(each, digits) for each in value] if isinstance(value, list) else value
+        return {k: v if k == BY_SEED else rounded(v) for k, v in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def shortened(text: str) -> str:
