@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stable_forgetting.common.audits.base import (
@@ -107,12 +107,10 @@ def leaving_after(blocks: list[nn.Module], count: int) -> Iterator[None]:
         state = inputs[0] if inputs else named["hidden_states"]
         return (state, *output[1:]) if isinstance(output, tuple) else state
 
-    handles = [block.register_forward_hook(passed_on, with_kwargs=True) for block in blocks[count:]]
-    try:
+    with ExitStack() as hooks:
+        for block in blocks[count:]:
+            hooks.enter_context(block.register_forward_hook(passed_on, with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class LogitLens(ModelAudit):

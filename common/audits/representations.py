@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -70,24 +71,20 @@ def collect_features(task: AuditTask, model: nn.Module, indices: np.ndarray) -> 
     model.eval()
     caught: list[Tensor] = []
     rows: list[np.ndarray] = []
-    hook = None
+    hook: Any = nullcontext()
     if task.features is None:
         layer = head_layer(model, task.family.head, task.family.num_classes)
         hook = layer.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
-    try:
-        with torch.inference_mode():
-            for batch in data.ordered_batches(task.source, indices, task.batch_size):
-                if task.features is not None:
-                    caught.append(task.features(model, batch))
-                else:
-                    task.family.forward(model, batch)
-                values = caught.pop()
-                if values.ndim != 2 or len(values) != len(batch):
-                    raise NotApplicable("the head does not read one vector per sample")
-                rows.append(values.double().cpu().numpy())
-    finally:
-        if hook is not None:
-            hook.remove()
+    with hook, torch.inference_mode():
+        for batch in data.ordered_batches(task.source, indices, task.batch_size):
+            if task.features is not None:
+                caught.append(task.features(model, batch))
+            else:
+                task.family.forward(model, batch)
+            values = caught.pop()
+            if values.ndim != 2 or len(values) != len(batch):
+                raise NotApplicable("the head does not read one vector per sample")
+            rows.append(values.double().cpu().numpy())
     return np.concatenate(rows)
 
 

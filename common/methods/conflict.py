@@ -6,6 +6,7 @@ MUNBa, NGDiff, GRU, GDR-GMA, OrthoGrad.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 class ByRule(ForgetRetainMethod):
     """A forget and a retain term, whose gradients go through :meth:`rule` before they are added."""
 
+    @abstractmethod
     def rule(self, task: UnlearnTask) -> Callable[..., Any]:
         """What is made of the two gradients; one with a state is kept in checkpoints."""
-        raise NotImplementedError(f"{type(self).__name__} needs rule(task)")
 
     def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both terms and the rule."""

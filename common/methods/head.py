@@ -173,7 +173,8 @@ def _head(task: UnlearnTask, indices: Any) -> tuple[nn.Module, Tensor, Tensor, T
     head = task.model.get_submodule(name)
     if getattr(head, "bias", None) is None:
         raise ConfigError(f"this method needs a bias in {name}; choose another for this model")
-    features, labels = tools.head_inputs(task, name, indices)
+    given, labels = tools.head_inputs(task, name, indices)
+    features = given.double()
     theta = torch.cat([head.get_parameter("weight"), head.get_parameter("bias").unsqueeze(1)], 1)
     ones = torch.ones_like(features[:, :1])
     return head, theta.detach().double(), torch.cat([features, ones], 1), labels

@@ -34,11 +34,8 @@ def captured(module: nn.Module) -> Iterator[list[Tensor]]:
     def keep(_: nn.Module, inputs: Any, output: Any) -> None:
         outputs.append(output[0] if isinstance(output, tuple) else output)
 
-    handle = module.register_forward_hook(keep)
-    try:
+    with module.register_forward_hook(keep):
         yield outputs
-    finally:
-        handle.remove()
 
 
 def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:

@@ -125,11 +125,8 @@ def shifted(module: nn.Module, shift: Tensor) -> Iterator[None]:
             return (output[0] + shift.to(output[0]), *output[1:])
         return output + shift.to(output)
 
-    handle = module.register_forward_hook(add)
-    try:
+    with module.register_forward_hook(add):
         yield
-    finally:
-        handle.remove()
 
 
 @dataclass(frozen=True)

@@ -137,11 +137,9 @@ def causal_forward(model: nn.Module, batch: Batch) -> Tensor:
     head = getattr(inner, "get_output_embeddings", lambda: None)()
     if not isinstance(head, nn.Module):
         return _pick(model(**inputs).logits, positions)
-    handle = head.register_forward_pre_hook(lambda _, args: (_pick(args[0], positions), *args[1:]))
-    try:
+    hook = head.register_forward_pre_hook(lambda _, args: (_pick(args[0], positions), *args[1:]))
+    with hook:
         logits = model(**inputs, use_cache=False).logits
-    finally:
-        handle.remove()
     assert logits.shape[:2] == positions.shape, "the head did not see the hidden states"
     return logits
 

@@ -6,11 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from stable_forgetting.common.bounded.layer import BoundedLinear
+from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.methods.base import train_reference
 from stable_forgetting.common.objectives.positions import sample_cross_entropy
 from stable_forgetting.common.train.config import FitConfig
+from tests.common.made import values_of
 
 RECIPE = FitConfig(steps=25, batch_size=16, lr=1e-2)
 
@@ -68,3 +71,17 @@ def builds(monkeypatch):
 
     monkeypatch.setattr(BoundedLinear, "effective_weight", noted)
     return seen
+
+
+@pytest.fixture
+def line():
+    """A linear model in float64, and a batch of each part."""
+    model = nn.Linear(3, 4).double()
+    with torch.no_grad():
+        for seed, parameter in enumerate(model.parameters()):
+            parameter.copy_(values_of(*parameter.shape, seed=seed, scale=0.5))
+    batches = {
+        part: Batch({"x": values_of(5, 3, seed=seed)}, torch.arange(5) % 4, torch.arange(5))
+        for seed, part in enumerate(("forget", "retain"), start=7)
+    }
+    return model, batches

@@ -1,25 +1,16 @@
-"""Methods of two gradients: their rules against the published formulas, and golden losses.
-
-The golden losses are also those of the methods in test_importance_methods.py.
-
-The golden losses guard ``MethodInfo.version``; where a change of numbers is meant, raise it and run
-
-    SF_REGENERATE=1 python -m pytest tests/common/test_conflict_methods.py -k golden
-"""
+"""Methods of two gradients: their rules against the published formulas."""
 
 from __future__ import annotations
 
 import copy
 import math
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers every method
-from stable_forgetting.common.base.errors import AccessError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.methods import tools
@@ -27,27 +18,13 @@ from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.objectives.objectives import ForgetRetain
 from stable_forgetting.common.objectives.positions import cross_entropy
 from stable_forgetting.common.objectives.terms import Mean
+from tests.common.made import loss_of, values_of
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "conflict_methods.json"
-VARIANTS = {
-    "munba": {"lr": 3e-3},
-    "ngdiff": {"lr": 3e-3},
-    "gru": {"lr": 3e-3},
-    "gdr_gma": {"lr": 3e-3, "gamma": 3.0, "level": 0.2},
-    "orthograd": {"lr": 3e-3},
-    "lfssd": {"alpha": 1.5},
-    "wagle": {"lr": 3e-3, "density": 0.5, "forget_weight": 1.0},
-    "prune_first": {},
-    "undo": {"steps": 20, "unlearn_lr": 3e-3, "forget_weight": 1.0},
-    "langevin": {},
-}
-WITH_STATE = ("gru", "gdr_gma")
-STEPS, NOISE = 6, 1.0
+WITH_STATE = {"gru": {}, "gdr_gma": {"gamma": 3.0, "level": 0.2}}
+NOISE = 1.0
 
 
-def drawn(*shape, seed=0, scale=1.0):
-    stream = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=stream, dtype=torch.float64)
+drawn = partial(values_of, scale=1.0)
 
 
 def flat(tensors):
@@ -63,24 +40,6 @@ def pair(seed=0, *, opposed=False):
 
 
 ZERO = torch.zeros((), dtype=torch.float64)
-
-
-@pytest.fixture
-def line():
-    """A linear model in float64, and a batch of each part."""
-    model = nn.Linear(3, 4).double()
-    with torch.no_grad():
-        for seed, parameter in enumerate(model.parameters()):
-            parameter.copy_(drawn(*parameter.shape, seed=seed, scale=0.5))
-    batches = {
-        part: Batch({"x": drawn(5, 3, seed=seed)}, torch.arange(5) % 4, torch.arange(5))
-        for seed, part in enumerate(("forget", "retain"), start=7)
-    }
-    return model, batches
-
-
-def loss_of(model, batch):
-    return F.cross_entropy(model(batch.inputs["x"]), batch.labels)
 
 
 def gradient_of(loss, model):
@@ -227,41 +186,7 @@ def test_orthograd_leaves_what_no_direction_spans():
     torch.testing.assert_close(every, torch.zeros_like(vector))
 
 
-# All of them -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def models(tiny, golden, baseline):
-    """Each method after some steps from a trained model, on a problem that is fixed exactly."""
-    with golden.float64():
-        source = golden.source(NOISE)
-        split = tiny.split(source)
-        original = baseline.original(source, split, build=golden.net)
-        found = {"original": copy.deepcopy(original)}
-        for name, params in VARIANTS.items():
-            cls = METHODS[name]
-            given = {"batch_size": 8}
-            if "steps" in cls.Config.model_fields:
-                given["steps"] = STEPS
-            given |= params
-            config = resolve_config(name, None, given, origin="test")
-            fields = {"model": copy.deepcopy(original), "recipe": baseline.recipe}
-            task = tiny.task(source, split, access=cls.info.access, **fields)
-            found[name] = cls(config).unlearn(task)
-    return found
-
-
-def test_golden_losses(tiny, golden, models, baseline, check_golden):
-    source = golden.source(NOISE)
-    parts = tiny.split(source), ("forget", "retain")
-    found = {name: baseline.losses(model, source, *parts) for name, model in models.items()}
-    check_golden(GOLDEN, found)
-    gone = {name for name in VARIANTS if found[name]["forget"] > found["original"]["forget"]}
-    assert gone >= set(VARIANTS) - {"prune_first", "langevin"}
-
-
-def test_no_two_methods_are_the_same(golden_twins):
-    assert golden_twins(GOLDEN) == set()
+# Checkpoints -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", WITH_STATE)
@@ -269,7 +194,7 @@ def test_killed_methods_resume_bit_for_bit(tiny, baseline, tmp_path, name):
     source = tiny.Source(noise=NOISE)
     split = tiny.split(source)
     original = baseline.original(source, split)
-    given = {"lr": 3e-3, "steps": 20, "batch_size": 8, "checkpoint_every": 4, **VARIANTS[name]}
+    given = {"lr": 3e-3, "steps": 20, "batch_size": 8, "checkpoint_every": 4, **WITH_STATE[name]}
     config = resolve_config(name, None, given, origin="test")
 
     def go(**options):
@@ -278,12 +203,3 @@ def test_killed_methods_resume_bit_for_bit(tiny, baseline, tmp_path, name):
         return METHODS[name](config).unlearn(task)
 
     assert baseline.resumes(go, tmp_path)[0] == 9
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_methods_cannot_read_what_they_do_not_declare(tiny, name):
-    source, access = tiny.Source(noise=NOISE), METHODS[name].info.access
-    task = tiny.task(source, tiny.split(source), access=access)
-    for part in {"forget", "retain", "validation"} - access:
-        with pytest.raises(AccessError):
-            task.indices(part)

@@ -1,4 +1,4 @@
-"""Methods of importance and of noise against their formulas; test_conflict_methods.py has golden
+"""Methods of importance and of noise against their formulas; test_newer_methods.py has golden
 losses."""
 
 from __future__ import annotations

@@ -43,12 +43,6 @@ def sharper(model, factor: float = 6.0):
     return model.eval()
 
 
-def values_of(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
-    """Normal values in float64."""
-    stream = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=stream, dtype=torch.float64)
-
-
 def log_p(z: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """log p of each label; of ignored ones, of the first entry."""
     return z.log_softmax(-1).gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)

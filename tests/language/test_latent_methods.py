@@ -24,7 +24,8 @@ from stable_forgetting.language.methods.rerouting import (
     lower_blocks,
     shifted,
 )
-from tests.language.made import log_p, values_of
+from tests.common.made import values_of
+from tests.language.made import log_p
 from tests.language.test_methods import make_task, split, text, trained  # noqa: F401 - fixtures
 
 

@@ -33,7 +33,8 @@ from stable_forgetting.language.measure.generation import generate
 from stable_forgetting.language.methods.hidden import shortened
 from stable_forgetting.language.methods.preference import AgainstMean, AscentAndMismatch
 from stable_forgetting.language.models.composite import LogitSubtraction
-from tests.language.made import log_p, values_of
+from tests.common.made import values_of
+from tests.language.made import log_p
 from tests.language.test_methods import (  # noqa: F401 - fixtures
     SINE,
     Causal,

@@ -124,12 +124,9 @@ def asked_of(model: Any, tokenizer: Any) -> Iterator[dict[str, float]]:
         seen["tokeniser calls"] += 1
         return call(self, *args, **options)
 
-    handle = model.base_model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        with mock.patch.object(type(tokenizer), "__call__", counting):
-            yield seen
-    finally:
-        handle.remove()
+    hook = model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    with hook, mock.patch.object(type(tokenizer), "__call__", counting):
+        yield seen
 
 
 # Greedy answers from drafts ----------------------------------------------------------------------

@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stable_forgetting.common.data.batch import Batch, Forward, ordered_batches
+from stable_forgetting.common.data.batch import Batch, Forward
+from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.methods.tools.passes import EVALUATION_BATCH
 from stable_forgetting.common.objectives.objectives import ObjectiveValue, joint_logits
 from stable_forgetting.common.objectives.positions import wide
-from stable_forgetting.common.train.telemetry import evaluating
 from stable_forgetting.vision.methods.contrast import HeadInputs
 
 
@@ -49,11 +48,12 @@ class Centres:
         temperature: float,
     ) -> Centres:
         """With centres and goals of the task's model as it is now; ``features`` watches it."""
-        kept, labels = _features(task, features, "retain")
+        head = tools.head_name(task)
+        kept, labels = tools.head_inputs(task, head, task.indices("retain"))
         known = labels.unique()
-        centres = torch.stack([kept[labels == label].mean(0) for label in known])
-        gone, own = _features(task, features, "forget")
-        goals = nearest(gone, centres, own.unsqueeze(1) == known)
+        centres = torch.stack([wide(kept)[labels == label].mean(0) for label in known])
+        gone, own = tools.head_inputs(task, head, task.indices("forget"))
+        goals = nearest(wide(gone), centres, own.unsqueeze(1) == known)
         members = torch.as_tensor(task.indices("forget"))
         return cls(features, members, goals, forget_weight, retain_weight, temperature)
 
@@ -75,16 +75,3 @@ def nearest(features: Tensor, centres: Tensor, barred: Tensor) -> Tensor:
     """(N, d) of the centres (C, d), the nearest by cosine to each feature where not barred."""
     cosines = F.normalize(features, dim=1) @ F.normalize(centres, dim=1).mT
     return centres[cosines.masked_fill(barred, -torch.inf).argmax(1)]
-
-
-@torch.no_grad()
-def _features(task: UnlearnTask, features: HeadInputs, part: str) -> tuple[Tensor, Tensor]:
-    """(N, d) features and (N,) labels of a part, in order, in eval mode."""
-    found, labels = [], []
-    with evaluating(task.model):
-        for batch in ordered_batches(task.source, task.indices(part), EVALUATION_BATCH):
-            task.forward(task.model, batch)
-            assert features.latest is not None
-            found.append(wide(features.latest))
-            labels.append(batch.labels)
-    return torch.cat(found), torch.cat(labels)

@@ -56,11 +56,10 @@ class HeadInputs:
         ]
         if len(layers) != 1:
             raise ConfigError(f"{len(layers)} layers match the head {', '.join(head)}; need one")
-        hook = layers[0].register_forward_pre_hook(self._keep)
         try:
-            yield
+            with layers[0].register_forward_pre_hook(self._keep):
+                yield
         finally:
-            hook.remove()
             self.latest = None
 
     def _keep(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:

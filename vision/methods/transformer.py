@@ -39,10 +39,9 @@ def patch_attention(model: nn.Module, inputs: Tensor, block: int = -1) -> Tensor
     fused, attention.fused_attn = attention.fused_attn, False
     hook = attention.attn_drop.register_forward_pre_hook(lambda _, args: maps.append(args[0]))
     try:
-        with torch.no_grad():
+        with hook, torch.no_grad():
             model(inputs)
     finally:
-        hook.remove()
         attention.fused_attn = fused
     prefix: int = getattr(model, "num_prefix_tokens", 1)
     weights = maps[0].mean(1)[:, :, prefix:]

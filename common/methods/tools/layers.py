@@ -61,12 +61,10 @@ def _watching(
     def hook(name: str) -> Callable[..., None]:
         return lambda module, args: see(name, args[0].detach())
 
-    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_pre_hook(hook(name)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
@@ -102,7 +100,7 @@ def spectrum(moment: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def head_inputs(task: UnlearnTask, name: str, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-    """(N, d) float64 inputs of the linear layer ``name`` in eval mode, and (N,) labels.
+    """(N, d) inputs of the linear layer ``name`` in eval mode, and (N,) labels.
 
     Raises:
         ConfigError: Samples have more than one label each.
@@ -112,7 +110,7 @@ def head_inputs(task: UnlearnTask, name: str, indices: np.ndarray) -> tuple[Tens
     head = {name: task.model.get_submodule(name)}
     with (
         evaluating(task.model),
-        _watching(head, lambda _, inputs: features.append(inputs.double())),
+        _watching(head, lambda _, inputs: features.append(inputs)),
     ):
         for batch in ordered_batches(task.source, indices, EVALUATION_BATCH):
             if batch.labels.ndim != 1:

@@ -54,12 +54,10 @@ class MaskedWeights:
         def hook(mask: Tensor) -> Callable[[Tensor], Tensor]:
             return lambda grad: grad * mask if when() else grad
 
-        handles = [p.register_hook(hook(self.masks[n])) for n, p in self.parameters.items()]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for name, parameter in self.parameters.items():
+                hooks.enter_context(parameter.register_hook(hook(self.masks[name])))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
