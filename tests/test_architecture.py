@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -112,4 +113,12 @@ def test_the_wheel_is_one_package_below_two_megabytes(tmp_path):
     assert wheel.stat().st_size < 2_000_000
     with zipfile.ZipFile(wheel) as held:
         tops = {name.partition("/")[0] for name in held.namelist()}
+        held.extractall(tmp_path / "installed")
     assert {top for top in tops if not top.endswith(".dist-info")} == {"stable_forgetting"}
+    start = "from stable_forgetting.benchmarks.cli.main import main; main()"
+    asked = (["report", "digits-class", "--format", "svg"], ["site", "--out", str(tmp_path / "s")])
+    for arguments in asked:  # what is shipped is read without the repository
+        call = [sys.executable, "-c", start, *arguments]
+        home = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+        subprocess.run(call, check=True, cwd=tmp_path, env=home, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "s" / "digits-class.csv").is_file()

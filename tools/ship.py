@@ -1,9 +1,9 @@
 """Puts the report of a suite of a store among the results that come with the project.
 
 ``python -m tools.ship STORE SUITE`` copies the tables and pictures as they are.  Of
-``leaderboard.json`` it keeps what the site and ``compare`` read: metrics of every row
-are in ``leaderboard.csv`` and ``runs.csv`` too.  ``runs.csv`` has no gaps, which are differences of
-its lines, no settings, which are in ``leaderboard.json``, and the first twelve digits of digests.
+``leaderboard.json`` it keeps what the site and ``compare`` read: metrics of every row are means of
+the lines of ``runs.csv``.  This has no gaps, which are differences of its lines, no settings, which
+are in ``leaderboard.json``, and the first twelve digits of digests.
 Both have fractions of six digits, but for distances by seed, which ``compare`` tests.  So the wheel
 stays below two megabytes.
 """
@@ -74,7 +74,7 @@ def ship(store: Path, suite: str) -> Path:
     """Copies a suite's report from a store; the folder among the results."""
     source, target = store / "suites" / suite, RESULTS / suite
     target.mkdir(exist_ok=True)
-    for file in [*source.glob("*.md"), *source.glob("*.svg"), source / "leaderboard.csv"]:
+    for file in [*source.glob("*.md"), *source.glob("*.svg")]:
         shutil.copy(file, target)
     runs = shortened((source / "runs.csv").read_text("utf-8"))
     (target / "runs.csv").write_text(runs, encoding="utf-8")

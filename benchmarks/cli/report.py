@@ -23,6 +23,7 @@ from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.live import HOST, serve
 from stable_forgetting.benchmarks.leaderboard.paper_table import main_table
+from stable_forgetting.benchmarks.leaderboard.picture import drawn_again
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 from stable_forgetting.benchmarks.paper.report import published_sections
@@ -202,13 +203,17 @@ def write_shipped(name: str, missing: str, form: str) -> None:
     """
     file = shipped_report(name)
     if file is not None and form not in WRITERS:
-        file = file.with_name(f"leaderboard.{form}")
+        file = file.with_name("runs.csv" if form in ("csv", "runs") else "leaderboard.json")
     if file is None or not file.is_file():
         raise ConfigError(missing)
     _say(missing, f"{file} comes with the project")
-    text = file.read_text("utf-8")
-    made = form in WRITERS and form != "md"
-    sys.stdout.write(WRITERS[form](read_report(text)) if made else text)
+    if form == "svg":
+        text = drawn_again(read_board(file.parent)).svg
+    elif form in WRITERS and form != "md":
+        text = WRITERS[form](read_report(file.read_text("utf-8")))
+    else:
+        text = file.read_text("utf-8")
+    sys.stdout.write(text)
 
 
 def _say(missing: str, instead: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
 from stable_forgetting.benchmarks.report import svg
@@ -22,6 +23,16 @@ def picture(board: Leaderboard) -> Picture:
     """AG of every row, one dot per seed, the floor as a band."""
     rule = board.rule
     return draw(board.suite.name, rule.title, rule.unit, board.rows, board.floor.per_seed)
+
+
+def drawn_again(data: Mapping[str, Any]) -> Picture:
+    """The same picture from a report's ``leaderboard.json``."""
+    distance, floor = data["distance"], data["floor"] or {}
+    rows = [
+        BoardRow(row["row"], row["method"], ag_per_seed=row["ag_per_seed"]) for row in data["rows"]
+    ]
+    floors = floor.get("per_seed", ())
+    return draw(data["suite"], distance["title"], distance["unit"], rows, floors)
 
 
 def draw(

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
-from stable_forgetting.benchmarks.leaderboard.data import csv_text, row_lines, run_lines, to_json
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.data import csv_text, run_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.page import as_page
-from stable_forgetting.benchmarks.leaderboard.picture import draw
+from stable_forgetting.benchmarks.leaderboard.picture import drawn_again
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_detail
 from stable_forgetting.benchmarks.leaderboard.tables import READING
@@ -77,14 +77,8 @@ def _shipped() -> Iterator[Page]:
     for file in sorted(RESULTS.glob("*/LEADERBOARD.md")):
         report = read_report(file.read_text("utf-8"))
         data = read_board(file.parent)
-        distance = data["distance"]
-        rows = [
-            BoardRow(row["row"], row["method"], ag_per_seed=row["ag_per_seed"])
-            for row in data["rows"]
-        ]
-        floors = (data["floor"] or {}).get("per_seed", ())
-        drawn = draw(data["suite"], distance["title"], distance["unit"], rows, floors)
-        *pieces, made = as_page(_linked(report, data), distance["title"])
+        drawn = drawn_again(data)
+        *pieces, made = as_page(_linked(report, data), data["distance"]["title"])
         details = Section("Sources, commands and settings of every row", content=_details(data))
         pieces += [*([details] if details.content else ()), made]
         place = next(n for n, section in enumerate(pieces) if isinstance(section.content, Table))
@@ -92,12 +86,9 @@ def _shipped() -> Iterator[Page]:
         title = report[1].text[0] if len(report) > 1 and report[1].text else ""
         name = file.parent.name
         origin = "shipped" if suite_version(name) == data["version"] else "withdrawn"
-        files = {
-            f"{name}.csv": (file.parent / "leaderboard.csv").read_text("utf-8"),
-            f"{name}.tex": tex.write(report),
-        }
-        with (file.parent / "runs.csv").open(encoding="utf-8") as stream:
-            runs = [*csv.DictReader(stream)]
+        lines = (file.parent / "runs.csv").read_text("utf-8")
+        files = {f"{name}.csv": lines, f"{name}.tex": tex.write(report)}
+        runs = [*csv.DictReader(lines.splitlines())]
         page = Page(f"{name}.html", title, origin, pieces, data, files=files)
         yield _seen(page, load_suite(name), runs)
 
@@ -141,13 +132,11 @@ def _page(board: Leaderboard, name: str, origin: str, before: Sequence[Section] 
     """A page of a report that is made here."""
     report = sections(board)
     data, title = to_json(board), board.suite.spec.title
-    files = {f"{name}.csv": csv_text(row_lines(board)), f"{name}.tex": tex.write(report)}
+    runs = run_lines(board)
+    files = {f"{name}.csv": csv_text(runs), f"{name}.tex": tex.write(report)}
     pieces = [*before, *as_page(_linked(report, data), board.rule.title)]
-    return _seen(
-        Page(f"{name}.html", title, origin, pieces, data, files=files),
-        board.suite,
-        run_lines(board),
-    )
+    page = Page(f"{name}.html", title, origin, pieces, data, files=files)
+    return _seen(page, board.suite, runs)
 
 
 def _of_store(store: Path) -> Iterator[Page]:
