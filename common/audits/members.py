@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
@@ -21,32 +21,35 @@ from stable_forgetting.common.audits.base import (
     NotApplicable,
 )
 from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.data.parts import Part
 from stable_forgetting.common.measure.scores import auc
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-UNSEEN = ("test_forget", "holdout")
-"""Parts of samples like the forgotten ones that no model has seen, the first that is there."""
 
+def sides(task: AuditTask, table: Mapping[str, Part]) -> tuple[np.ndarray, np.ndarray]:
+    """Samples to forget, and samples like them that no model has seen.
 
-def unseen(task: AuditTask) -> np.ndarray:
-    """Samples like the forgotten ones that no model has seen.
-
-    They are a part for them; else test samples of the forget set's classes.
+    Both are parts that the benchmark names for this.  Without them they are the forget set, and
+    test samples of its classes.
 
     Raises:
-        NotApplicable: There are none.
+        NotApplicable: There are no unseen ones.
     """
     parts = task.split.parts
-    for name in UNSEEN:
-        if len(parts.get(name, ())):
-            return parts[name]
+    named = {table[name].membership: name for name in parts if name in table and len(parts[name])}
+    members = parts[named.get("member", "forget")]
+    if "unseen" in named:
+        return members, parts[named["unseen"]]
     test = parts.get("test", parts["forget"][:0])
-    same = np.isin(task.labels(test), task.labels(parts["forget"]))
+    try:
+        same = np.isin(task.labels(test), task.labels(members))
+    except NotApplicable:  # sequences
+        same = np.zeros(0, dtype=bool)
     if not same.any():
         raise NotApplicable("no samples like the forgotten ones that no model has seen")
-    return test[same]
+    return members, test[same]
 
 
 def per_sample(
@@ -119,14 +122,14 @@ def separation(members: np.ndarray, others: np.ndarray) -> Measure:
 class MemberAttack(ModelAudit):
     """An attack that gives every sample a score: is it in the forget set, or was it never seen?"""
 
-    info = AuditInfo(1, "minutes", "%", "that of Retrain, near 50")
+    info = AuditInfo(2, "minutes", "%", "that of Retrain, near 50")
     leaks: ClassVar[str] = "AUC"
 
     def measure(self, task: AuditTask) -> Measures:
         """How well the score separates forgotten samples from unseen ones."""
         score = self.scorer(task)
-        sides = (task.split.parts["forget"], unseen(task))
-        return {"AUC": separation(*(score(indices) for indices in sides))}
+        members, unseen = sides(task, self.parts)
+        return {"AUC": separation(score(members), score(unseen))}
 
     @abstractmethod
     def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import DataError
@@ -37,11 +38,14 @@ class Part:
         role: What it may be used for.
         utility: Whether it holds out what the request wants kept: accuracy there is utility.
         original: Whether it is scored on Original alone, since it gives a goal its value.
+        membership: The side that it is in attacks on membership: ``member`` takes the place of the
+            forget set, ``unseen`` holds samples like the forgotten ones that no model has seen.
     """
 
     role: Role
     utility: bool = False
     original: bool = False
+    membership: Literal["", "member", "unseen"] = ""
 
 
 PARTS: Mapping[str, Part] = {
@@ -54,7 +58,7 @@ PARTS: Mapping[str, Part] = {
     "validation": Part(Role.SELECT),
     "validation_forget": Part(Role.SELECT),
     "test": Part(Role.REPORT, utility=True),
-    "test_forget": Part(Role.REPORT),
+    "test_forget": Part(Role.REPORT, membership="unseen"),
     "test_earlier": Part(Role.REPORT),
 }
 """The parts that every benchmark may have; a benchmark with further ones adds them to its own

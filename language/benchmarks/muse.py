@@ -194,7 +194,10 @@ class MuseBenchmark(CausalBenchmark):
     config: MuseConfig
     part_table: ClassVar[Mapping[str, Part]] = {
         **PARTS,
-        **{part: Part(Role.REPORT, utility=part == "knowmem_retain") for part in MEASURED},
+        **dict.fromkeys(MEASURED, Part(Role.REPORT)),
+        "knowmem_retain": Part(Role.REPORT, utility=True),
+        "privleak_forget": Part(Role.REPORT, membership="member"),
+        "privleak_holdout": Part(Role.REPORT, membership="unseen"),
     }
 
     @classmethod

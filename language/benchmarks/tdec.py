@@ -114,7 +114,7 @@ class TdecBenchmark(CausalBenchmark):
     versions: ClassVar[Versions] = Versions(measure=2)
     part_table: ClassVar[Mapping[str, Part]] = {
         **PARTS,
-        "unseen": Part(Role.SELECT, original=True),
+        "unseen": Part(Role.SELECT, original=True, membership="unseen"),
     }
 
     @classmethod

@@ -126,7 +126,8 @@ class TofuBenchmark(CausalBenchmark):
     part_table: ClassVar[Mapping[str, Part]] = {
         **PARTS,
         LOKU_PART: Part(Role.TRAIN),
-        **{part: Part(Role.REPORT, utility=part != HOLDOUT) for part in TEST_PARTS},
+        **dict.fromkeys(TEST_PARTS, Part(Role.REPORT, utility=True)),
+        HOLDOUT: Part(Role.REPORT, membership="unseen"),
     }
 
     @classmethod

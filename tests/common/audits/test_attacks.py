@@ -20,6 +20,7 @@ from stable_forgetting.common.audits.members import (
     Snapshots,
     lowest,
     separation,
+    sides,
 )
 from stable_forgetting.common.audits.recovery import (
     Elsewhere,
@@ -36,7 +37,9 @@ from stable_forgetting.common.audits.weights import (
     pruned,
 )
 from stable_forgetting.common.data.batch import IGNORE, Batch
+from stable_forgetting.common.data.parts import PARTS, Part, Role
 from stable_forgetting.language.attacks import FewShot, Paraphrase, Zlib
+from stable_forgetting.language.benchmarks.muse import MuseBenchmark
 
 
 def hiding(toy, bias: float = -6.0) -> nn.Module:
@@ -279,6 +282,18 @@ def test_who_was_trained_on_them_is_told_and_equal_models_tell_nothing(toy):
     assert MinKPlusPlus().measure(task)["AUC"].value is not None
     with pytest.raises(NotApplicable, match="second Retrain"):
         ReferenceModel().measure(toy.task())
+
+
+def test_the_sides_are_the_parts_that_a_benchmark_names(toy):
+    task = toy.task()
+    names = ("forget", "retain", "verbmem", "privleak_forget", "privleak_holdout")
+    task.split = replace(task.split, parts={n: np.array([i]) for i, n in enumerate(names)})
+    told = [list(side) for side in sides(task, MuseBenchmark.part_table)]
+    assert told == [[3], [4]], "MUSE compares the beginnings of passages, not the training chunks"
+    table = {**PARTS, "verbmem": Part(Role.REPORT, membership="unseen")}
+    assert [list(side) for side in sides(task, table)] == [[0], [2]]
+    with pytest.raises(NotApplicable, match="no samples like the forgotten ones"):
+        sides(task, PARTS)
 
 
 def test_zlib_divides_by_the_compressed_length(toy, monkeypatch):
