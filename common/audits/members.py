@@ -20,6 +20,7 @@ from stable_forgetting.common.audits.base import (
     ModelAudit,
     NotApplicable,
 )
+from stable_forgetting.common.audits.intervals import FEW
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.data.parts import Part
 from stable_forgetting.common.measure.scores import auc
@@ -116,7 +117,9 @@ def separation(members: np.ndarray, others: np.ndarray) -> Measure:
         spreads.append(np.var((places + upto) / (2 * len(theirs))) / len(ours))
     half, n = 100 * 1.959964 * math.sqrt(float(sum(spreads))), len(members) + len(others)
     ends = (max(0.0, area - half), min(100.0, area + half))
-    return Measure(area, *ends, "95 % normal over samples (DeLong)", n, bounds=PERCENT)
+    fewest = min(len(members), len(others))
+    note = f"only {fewest} samples a side" if fewest < FEW else ""
+    return Measure(area, *ends, "95 % normal over samples (DeLong)", n, note, PERCENT)
 
 
 class MemberAttack(ModelAudit):

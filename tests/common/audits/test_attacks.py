@@ -254,7 +254,9 @@ def test_images_have_no_questions(toy):
 def test_the_area_and_its_interval_by_hand():
     found = separation(np.array([3.0, 2.0]), np.array([1.0, 2.0]))
     assert found.value == 87.5 and found.low < 87.5 <= found.high and found.n == 4
-    assert separation(np.ones(5), np.ones(7)).value == 50
+    assert found.note == "only 2 samples a side"
+    assert separation(np.ones(50), np.ones(70)).value == 50
+    assert separation(np.ones(50), np.ones(70)).note == ""
 
 
 def test_min_k_plus_plus_by_hand():
