@@ -123,6 +123,7 @@ TDEC, PILE = "tdec-small/LEADERBOARD.md", "pile PPL (first 20 rows) ↓"
 TRANSFER = "cifar10-transfer/LEADERBOARD.md"
 ATTACKED = "digits-class-attack/LEADERBOARD.md"
 RECITED = "tdec-small-attack/LEADERBOARD.md"
+NEWS = "muse-news-small-attack/LEADERBOARD.md"
 HIDING = ("gd_tanh_tight", "gd_lora_omega", "gd_lora_ball", "gd", "gd_lora", "retrain",
           "gd_ul_tanh_tight", "gd_ul")  # fmt: skip
 
@@ -159,6 +160,18 @@ def questions() -> tuple:
     assert gd["attack"] == "relearn"
     words = {8: "Eight"}[len(above)]
     return words, *spread(above), gd["before"], -gd["utility"], *after, second["after"]["mean"]
+
+
+def news() -> tuple:
+    """MUSE under attack: the inverted hinge beside Retrain."""
+    rows = {own["label"]: own for own in shown("muse-news-small-attack")}
+    assert rows["ihl"]["utility"] >= 0
+    second = shown("muse-news-small-attack", reference=True)[0]["after"]["mean"]
+    asked = [("relearn:", "ihl", "steps"), ("logit_lens", "ihl", "block 1 forget"),
+             ("logit_lens", "retrain", "block 1 forget"), ("min_k_pp", "ihl", "AUC"),
+             ("min_k_pp", "retrain", "AUC")]  # fmt: skip
+    assert cell(NEWS, "relearn:", "retrain", "steps") == 30
+    return rows["ihl"]["before"], *(cell(NEWS, *each) for each in asked), second
 
 
 NEW = "digits-new-class"
@@ -317,6 +330,13 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "a second Retrain {:.1f}.",
      lambda: (*spread(own["after"]["mean"] for own in shown("tdec-small-attack")),
               shown("tdec-small-attack", reference=True)[0]["after"]["mean"])),
+    (FINDINGS, "texts that the inverted hinge forgot are told from unseen ones with an area of "
+               "{} %.", lambda: (cell(RECITED, "reference:", "ihl", "AUC"),)),
+    (FINDINGS, "The inverted hinge says no more of the forgotten text than Retrain ({:.1f} points) "
+               "and loses nothing of what is kept. Relearning takes it {:.1f} of 30 steps, Retrain "
+               "more than 30; after the first of two blocks it says {} % of the words, Retrain "
+               "{:.1f} %; its likelihoods tell forgotten from unseen passages (Min-K++ {} %, "
+               "Retrain {} %). With so few passages a second Retrain shows {:.1f} points.", news),
     (FINDINGS, "{} of the ten keep as much as Retrain.",
      lambda: ({3: "Three"}[sum(o["equal_utility"] for o in shown("tdec-small-attack"))],)),
     (FINDINGS, "{} of nine rows show {:.1f} to {:.1f} points more than Retrain before an attack. "
