@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+BLOCKS = 8
+"""In which the measured samples are read."""
+ROUNDING = 1e-6
+"""Percent: what sums in another order may differ by."""
+
+
 class RelearnTime(ModelAudit):
     """Relearn time and anamnesis index.
 
@@ -69,7 +75,7 @@ class RelearnTime(ModelAudit):
         """Steps over the repeats, with their range."""
         config = self.config
         measured = task.draw("forget", config.measured, "measured")
-        wanted = config.share * self._accuracy(task, task.load_original(), measured)
+        wanted = config.share * percent(task.collect_correct(task.load_original(), measured))
         steps = [self._steps(task, repeat, measured, wanted) for repeat in range(config.repeats)]
         cut = sum(step is None for step in steps)
         counts = [float(config.max_steps if step is None else step) for step in steps]
@@ -86,12 +92,11 @@ class RelearnTime(ModelAudit):
         from stable_forgetting.common.train.protocols import Hooks
 
         model = task.load()
-        if self._accuracy(task, model, measured) >= wanted:
+        if reaches(task, model, measured, wanted):
             return 0
 
         def knows(trained: nn.Module, _: int) -> str | None:
-            accuracy = self._accuracy(task, trained, measured)
-            return f"accuracy {accuracy:.1f} on forget" if accuracy >= wanted else None
+            return "known again" if reaches(task, trained, measured, wanted) else None
 
         result = fit(
             model,
@@ -103,9 +108,6 @@ class RelearnTime(ModelAudit):
             hooks=Hooks(stop_when=knows),
         )
         return result.steps if result.stopped else None
-
-    def _accuracy(self, task: AuditTask, model: nn.Module, measured: np.ndarray) -> float:
-        return percent(task.collect_correct(model, measured))
 
     def _loader(self, task: AuditTask, repeat: int) -> data.Loader:
         order = generator(task.seed, "audit", "relearn", repeat)
@@ -140,6 +142,23 @@ class RelearnTime(ModelAudit):
         """The share of Retrain's steps that the row saves, in percent."""
         index = anamnesis(row["steps"], retrain["steps"]).value
         return None if index is None else 100.0 * (1.0 - index)
+
+
+def reaches(task: AuditTask, model: nn.Module, indices: np.ndarray, wanted: float) -> bool:
+    """Whether the accuracy on some samples is at least ``wanted`` percent.
+
+    They are read in blocks, until those that are left cannot change the answer.
+    """
+    right = 0.0
+    found: list[np.ndarray] = []
+    left = len(indices)
+    for block in np.array_split(indices, min(BLOCKS, left)):
+        found.append(task.collect_correct(model, block))
+        right, left = right + float(found[-1].sum(dtype=np.float64)), left - len(block)
+        least, most = (100.0 * value / len(indices) for value in (right, right + left))
+        if least > wanted + ROUNDING or most < wanted - ROUNDING:
+            return least > wanted
+    return percent(np.concatenate(found)) >= wanted
 
 
 class RelearnFromRetain(RelearnTime):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import zlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from stable_forgetting.common.audits.recovery import (
     RelearnElsewhere,
     RelearnFew,
     RelearnTime,
+    reaches,
 )
 from stable_forgetting.common.audits.weights import (
     NF4,
@@ -246,6 +248,24 @@ def test_images_have_no_questions(toy):
     for attack in (FewShot(), Paraphrase()):
         with pytest.raises(NotApplicable, match="questions"):
             attack.measure(toy.task())
+
+
+def test_whether_it_is_known_again_is_asked_of_no_more_samples_than_needed():
+    stream = np.random.default_rng(0)
+    for wanted in (0.0, 37.5, 50.0, 62.5, 95.0, 100.0):
+        for share in (0.0, 0.4, 0.6, 1.0):
+            correct = (stream.random(40) < share).astype(np.float32)
+            read: list[int] = []
+
+            def collect(_, block, correct=correct, read=read):
+                read.extend(block.tolist())
+                return correct[block]
+
+            task = SimpleNamespace(collect_correct=collect)
+            known = reaches(task, None, np.arange(40), wanted)
+            assert known == (100 * correct.mean(dtype=np.float64) >= wanted)
+            if share == 0.0 and wanted > 50:
+                assert len(read) <= 20, "half of them wrong decides it"
 
 
 # Membership
