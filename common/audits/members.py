@@ -167,7 +167,8 @@ class ReferenceModel(MemberAttack):
     """Reference-model attack: who has a model that never saw the forgotten data.
 
     Formula: score = log p(y|x) - log p_ref(y|x), summed over positions, p_ref another Retrain; AUC
-    of forget against unseen.
+    of forget against unseen.  Two Retrains are each other's p_ref, so what they show adds up to
+    100, and the noise floor is twice what one of them is off 50.
     Source: Carlini et al. 2021 (arXiv 2012.07805); open-unlearning (evals/metrics/mia).
     """
 
