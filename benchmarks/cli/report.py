@@ -38,6 +38,8 @@ from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.stages import StageStore
 
+SWEPT = "map.svg"
+"""A sweep's picture among the shipped results."""
 WITHDRAWN = "its suite has changed since: it compares no methods until the suite is run again"
 
 
@@ -203,11 +205,13 @@ def write_shipped(name: str, missing: str, form: str) -> None:
     """
     file = shipped_report(name)
     if file is not None and form not in WRITERS:
-        file = file.with_name("runs.csv" if form in ("csv", "runs") else "leaderboard.json")
+        drawn = form == "svg" and (file.parent / SWEPT).is_file()
+        other = SWEPT if drawn else "runs.csv" if form in ("csv", "runs") else "leaderboard.json"
+        file = file.with_name(other)
     if file is None or not file.is_file():
         raise ConfigError(missing)
     _say(missing, f"{file} comes with the project")
-    if form == "svg":
+    if form == "svg" and file.name != SWEPT:
         text = drawn_again(read_board(file.parent)).svg
     elif form in WRITERS and form != "md":
         text = WRITERS[form](read_report(file.read_text("utf-8")))

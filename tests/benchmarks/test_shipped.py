@@ -44,6 +44,8 @@ def test_reports_are_shown_where_the_store_is_empty(tmp_path, cli, one_line_erro
     assert "its suite has changed since" in changed.err
     audits = cli("attack", "cifar10-transfer", *store)
     assert "relearn: steps until" in audits.out and "Tuning" not in audits.out
+    picture = cli("report", "digits-class-sweep", *store, "--format", "svg").out
+    assert picture == (RESULTS / "maps" / "digits-class-sweep" / "map.svg").read_text("utf-8")
     swept = cli("report", "digits-class-sweep", *store)
     assert swept.code == 0 and "accepted %" in swept.out and "MAP.md comes" in swept.err
     for command in (["report", "digits-class", "--seeds", 7], ["attack", "authors"]):
