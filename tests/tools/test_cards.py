@@ -118,5 +118,19 @@ def test_the_shipped_page_and_the_findings_are_those_of_the_shipped_cards():
     assert f"answered otherwise ({changed.area:.2f})".replace("0.", ".") in said
     ends = f"({auc.area:.2f} [{auc.low:.2f}, {auc.high:.2f}])".replace("0.", ".")
     assert f"misses the limit {ends}" in said
-    kept = [of[key] for key in of if key[1] in ("ra", "ta", "mu")]
-    assert len(kept) == 5 and not any(own.ranks for own in kept)
+    notes = [of["tdec-cards", metric] for metric in ("forget_el", "forget_ma")]
+    assert all(own.ranks for own in notes)
+    told = "extraction likelihood (R {}) and memorisation accuracy ({})"
+    assert told.format(r("tdec-cards", "forget_el"), r("tdec-cards", "forget_ma")) in said
+    news = ("min_k_auc", "verbmem", "knowmem_f", "privleak", "forget_accuracy", "forget_loss")
+    assert [of["muse-cards", metric].ranks for metric in news] == [True, *[False] * 3, True, True]
+    assert all(of["muse-cards", metric].low == 1 for metric in news[1:3])
+    told = "passes (R {}). VerbMem ({}) and KnowMem ({}) tell"
+    assert told.format(*(r("muse-cards", metric) for metric in news[:3])) in said
+    told = (
+        "PrivLeak ({}), which is relative to one Retrain's AUC. Token accuracy ({}) and the loss "
+    )
+    assert told.format(*(r("muse-cards", metric) for metric in news[3:5])) in said
+    assert f"and the loss ({r('muse-cards', 'forget_loss')}) pass" in said
+    kept = [of[key] for key in of if key[1] in ("ra", "ta", "mu", "knowmem_r")]
+    assert len(kept) == 6 and not any(own.ranks for own in kept)
