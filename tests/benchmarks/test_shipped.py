@@ -74,7 +74,7 @@ def test_no_table_is_cut_at_any_width(width):
             own.print(rich_table(piece, tight=tight))
             for row in piece.rows:
                 printed = own.file.getvalue()
-                if sum(" " in cell for cell in row) < 2:  # two wrapped cells stand side by side
+                if width > 60:  # there a cell with words may take two lines
                     cells = [re.escape(cell) for cell in row if cell]
                     assert re.search(r"\s+".join(cells), printed), (name, row)
                 assert {*" ".join(row).split()} <= {*printed.split()}, (name, row)
