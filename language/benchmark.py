@@ -26,7 +26,7 @@ from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
-from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
+from stable_forgetting.common.protocol.pretraining import Pretrainable, Pretraining, TransferConfig
 from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
@@ -107,7 +107,7 @@ class CausalConfig(TransferConfig):
         return self
 
 
-class CausalBenchmark(CausalModels, Benchmark):
+class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
     """Texts, a causal language model and what is asked of it."""
 
     Config: ClassVar[type[Strict]] = CausalConfig

@@ -21,7 +21,7 @@ from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
 from stable_forgetting.common.measure.rules import GapRule, TargetRule
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
-from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
+from stable_forgetting.common.protocol.pretraining import Pretrainable, Pretraining, TransferConfig
 from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.vision.config import (
@@ -122,7 +122,7 @@ class VisionConfig(TransferConfig):
         return self
 
 
-class VisionBenchmark(ImageClassifiers, Benchmark):
+class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
     """Image classification under forgetting requests."""
 
     versions = Versions(measure=3)

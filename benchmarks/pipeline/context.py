@@ -34,6 +34,7 @@ from stable_forgetting.common.protocol.benchmark import (
     Runtime,
     pick_device,
 )
+from stable_forgetting.common.protocol.pretraining import Pretrainable
 from stable_forgetting.common.store.records import environment
 from stable_forgetting.common.store.stages import DONE, StageStore
 from stable_forgetting.common.store.weights import WEIGHTS
@@ -249,10 +250,11 @@ class StageContext:
 
     def _fresh(self, seed: int) -> nn.Module:
         """A model before training, from the suite's pretraining where it has one."""
-        model, source = self.benchmark.build(seed), self.stage.first.parents.get(PRETRAINED)
+        benchmark, source = self.benchmark, self.stage.first.parents.get(PRETRAINED)
+        model = benchmark.build(seed)
         if source is not None:
-            weights = self._store.checked(source.kind, source.key) / WEIGHTS
-            self.benchmark.transfer(model, weights)
+            assert isinstance(benchmark, Pretrainable), "it named a pretraining"
+            benchmark.transfer(model, self._store.checked(source.kind, source.key) / WEIGHTS)
         return model
 
     @contextmanager

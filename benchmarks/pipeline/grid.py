@@ -19,7 +19,6 @@ from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.bounded.phi import PHIS
 from stable_forgetting.common.methods.base import UnlearningMethod
-from stable_forgetting.common.methods.gradient import GradientMethod
 from stable_forgetting.common.methods.simple import GradientDifference
 
 SIDES = ("low", "high")
@@ -30,8 +29,7 @@ def runs_together(cls: type[UnlearningMethod], config: Any) -> bool:
     if not issubclass(cls, GradientDifference):
         return False
     body = ("unlearn", "prepare", "initialise", "loaders")
-    own = any(getattr(cls, name) is not getattr(GradientMethod, name) for name in body)
-    own |= cls.objective is not GradientDifference.objective
+    own = any(getattr(cls, name) is not getattr(GradientDifference, name) for name in body)
     adapter = config.adapter
     if own or adapter is None or adapter.dropout or adapter.train_head or adapter.trained:
         return False

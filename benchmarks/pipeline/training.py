@@ -27,6 +27,7 @@ from stable_forgetting.common.base.errors import DataError, Diverged, GateError
 from stable_forgetting.common.data.splits import ForgetSplit, ids_digest
 from stable_forgetting.common.measure.scores import percent
 from stable_forgetting.common.methods.base import train_reference
+from stable_forgetting.common.protocol.pretraining import Pretrainable
 from stable_forgetting.common.store.weights import save_weights, weights_digest
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Pretrain(StageKind[StageSpec]):
         from safetensors.numpy import save_file
 
         benchmark = context.benchmark
+        assert isinstance(benchmark, Pretrainable), "it named a pretraining"
         split = context.cut(benchmark.pretraining_split())
         with context.writing() as folder:
             context.about["held_out"] = None
@@ -115,13 +117,14 @@ def _check_pretraining(context: StageContext, split: ForgetSplit) -> None:
             f"{context.stage.name}: the pretraining diverged; change protocol.pretrain.train"
         )
     context.about[PRETRAINED] = facts["held_out"]
-    indices = np.concatenate([*split.parts.values()])
-    own = context.benchmark.fingerprints(indices)
+    benchmark, indices = context.benchmark, np.concatenate([*split.parts.values()])
+    assert isinstance(benchmark, Pretrainable), "it named a pretraining"
+    own = benchmark.fingerprints(indices)
     shared = np.intersect1d(own, load_file(context.folder(PRETRAINED) / FINGERPRINTS)["train"])
     if len(shared):
         raise DataError(
             f"{context.stage.name}: protocol.pretrain.data holds {len(shared)} of the {len(own)} "
-            f"{context.benchmark.compared} of this suite; pretrain without them"
+            f"{benchmark.compared} of this suite; pretrain without them"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -211,16 +212,9 @@ class GradientMethod(AdaptedMethod):
 
     Config: ClassVar[type[Strict]] = GradientConfig
 
-    def objective(self) -> objectives.Objective:
-        """What is minimised, where that follows from the config alone."""
-        raise NotImplementedError(f"{type(self).__name__} needs objective() or prepare(task)")
-
+    @abstractmethod
     def prepare(self, task: UnlearnTask) -> objectives.Objective:
-        """What is minimised; called while ``task.model`` still is Original, without adapters.
-
-        Override it instead of :meth:`objective` where the objective needs Original's outputs.
-        """
-        return self.objective()
+        """What is minimised; called while ``task.model`` still is Original, without adapters."""
 
     def initialise(self, task: UnlearnTask) -> None:
         """Called when adapters are attached; a method may set where they start."""

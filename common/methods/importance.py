@@ -91,7 +91,7 @@ class WAGLE(GradientDifference):
         weights = tools.MaskedWeights(
             task.model, tools.top_share(self.scores(task), self.config.density)
         )
-        objective, engine = self.objective(), self.config.engine()
+        objective, engine = self.prepare(task), self.config.engine()
         loaders = task.loaders(objective.parts, engine)
         with weights.gradients():
             task.fit(task.model, objective, loaders, engine, **self._constraints(weights.restore))

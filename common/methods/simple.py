@@ -78,7 +78,7 @@ class Finetune(GradientMethod):
         forget_weight: NonNegative = 0.0
         epochs_of: str | None = None
 
-    def objective(self) -> objectives.Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Cross-entropy on retain."""
         return objectives.CrossEntropy("retain", self.config.average)
 
@@ -96,7 +96,7 @@ class Ascent(GradientMethod):
         steps: Count | None = 50
         lr: Positive = 1e-5
 
-    def objective(self) -> objectives.Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Ascent on forget."""
         config = self.config
         return objectives.ForgetRetain(
@@ -117,7 +117,7 @@ class GradientDifference(GradientMethod):
     class Config(GradientConfig):
         lr: Positive = 1e-4
 
-    def objective(self) -> objectives.Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both terms, weighted."""
         config = self.config
         return objectives.gradient_difference(
@@ -147,6 +147,6 @@ class NegGradPlus(GradientMethod):
 
         a: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
-    def objective(self) -> objectives.Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both terms, in one forward."""
         return objectives.gradient_difference(self.config.a, 1 - self.config.a)

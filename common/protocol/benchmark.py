@@ -21,7 +21,6 @@ from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
 from stable_forgetting.common.measure.rules import Rule, RuleSet, TargetRule
 from stable_forgetting.common.measure.scores import Scores, collect, collect_correct
 from stable_forgetting.common.protocol.family import ModelFamily
-from stable_forgetting.common.protocol.pretraining import Pretrainable
 from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.common.train.config import FitConfig
 
@@ -89,7 +88,7 @@ class Versions:
     measure: int = 1
 
 
-class Benchmark(ModelFamily, Pretrainable):
+class Benchmark(ModelFamily):
     """One protocol: data, model, scenario, training recipe, evaluation.
 
     Importing a subclass's module must not import torch; constructing it may.
@@ -122,6 +121,11 @@ class Benchmark(ModelFamily, Pretrainable):
         Kinds: ``split``, ``train`` (Original and Retrain), ``score`` (a model's scores) and
         ``measure`` (the metrics of stored scores, beside what is in ``score`` already).
         """
+
+    @classmethod
+    def pretraining(cls, config: Any) -> Any:
+        """The protocol of the pretraining that trainings start from; None without one."""
+        return None
 
     @classmethod
     def gap_of(cls, config: Any) -> Rule:

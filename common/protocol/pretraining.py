@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -54,7 +55,7 @@ class TransferConfig(Strict):
         return self.model_copy(update=changes)
 
 
-class Pretrainable:
+class Pretrainable(ABC):
     """What a benchmark whose config is a :class:`TransferConfig` must say of a pretraining."""
 
     compared: ClassVar[str] = "samples"
@@ -65,9 +66,9 @@ class Pretrainable:
         """The protocol of the pretraining that trainings start from; None without one."""
         return config.pretraining if isinstance(config, TransferConfig) else None
 
+    @abstractmethod
     def pretraining_split(self) -> PretrainingSplit:
         """What a pretraining on this protocol's data trains on, and what it holds out."""
-        raise NotImplementedError(f"{type(self).__name__} needs pretraining_split()")
 
     def transfer(self, model: nn.Module, weights: Path) -> None:
         """Puts the weights of a pretraining, a safetensors file, into a fresh model.
@@ -78,6 +79,6 @@ class Pretrainable:
 
         load_model(model, str(weights))
 
+    @abstractmethod
     def fingerprints(self, indices: np.ndarray) -> np.ndarray:
         """(M,) int64 hashes of what samples consist of, equal where two share it."""
-        raise NotImplementedError(f"{type(self).__name__} needs fingerprints(indices)")

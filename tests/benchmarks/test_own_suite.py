@@ -32,7 +32,7 @@ class Mine(GradientMethod):
     '''Gradient difference times a factor.'''
     info = MethodInfo(1, "here", frozenset({"forget", "retain"}))
     Config = GradientConfig
-    def objective(self):
+    def prepare(self, task):
         return gradient_difference(FACTOR, FACTOR)
 """
 PHI = """

@@ -257,9 +257,9 @@ def test_two_rates_is_plain_sgd_of_rate_one():
     engine = config.engine()
     assert (engine.optimizer, engine.lr, engine.momentum) == ("sgd", 1.0, 0.0)
     assert engine.weight_decay == 0.0 and engine.steps == 500
-    objective = METHODS["gd_sine"](config).objective()
+    objective = METHODS["gd_sine"](config).prepare(None)
     assert (objective.retain_weight, objective.forget_weight) == (1e-5, 1e-4)
-    weighted = METHODS["gd_sine"](resolve("gd_sine", {"lam": 0.3})).objective()
+    weighted = METHODS["gd_sine"](resolve("gd_sine", {"lam": 0.3})).prepare(None)
     assert (weighted.retain_weight, weighted.forget_weight) == (1.0, 0.3)
 
 

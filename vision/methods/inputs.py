@@ -131,7 +131,7 @@ class JiT(GradientMethod):
         samples: Count = 25
         noise: Positive = 0.5
 
-    def objective(self) -> Objective:
+    def prepare(self, task: UnlearnTask) -> Objective:
         """The slope."""
         from stable_forgetting.vision.methods.adversarial import Smoothness
 
