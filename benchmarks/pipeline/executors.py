@@ -112,13 +112,16 @@ def _prepare_on(places: Any, *setup: Any) -> None:
 
 
 def cards_of(device: str) -> list[str]:
-    """The NVIDIA cards over which workers are spread, found without torch; none for one device."""
+    """The NVIDIA cards over which workers are spread, found without torch; none for one device.
+
+    CUDA numbers the cards that it sees from 0, also where a container has one with a higher number.
+    """
     if device not in ("auto", "cuda"):
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name.strip() not in ("", "-1")]
-    return sorted(path.name.removeprefix("nvidia") for path in DEVICES.glob("nvidia[0-9]*"))
+    return [str(number) for number, _ in enumerate(DEVICES.glob("nvidia[0-9]*"))]
 
 
 def prepare_worker(threads: int, plugins: tuple[str, ...], parent: int | None = None) -> None:

@@ -70,10 +70,12 @@ def test_each_worker_sees_a_card_of_its_own(tmp_path, cards, turns):
 
 
 def test_cards_are_counted_without_torch(monkeypatch, tmp_path):
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
     monkeypatch.setattr(executors, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("nvidia5", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert executors.cards_of("auto") == ["0"]  # as CUDA numbers it in a container
+    (tmp_path / "nvidia7").touch()
     assert executors.cards_of("auto") == ["0", "1"] and session.default_workers("cuda") == 2
     assert executors.cards_of("cuda:1") == [] and session.default_workers("cuda:1") == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-a,4")

@@ -35,9 +35,10 @@ def test_every_item_answers_on_a_cpu(name, tmp_path):
 
 def _steps(rows):
     ways = {"ours, sine ms", "PEFT LoRA ms", "eager path ms", "three products ms", "frozen ms"}
-    assert all(ways <= row.keys() for row in rows)
-    assert any("merged, compiled ms" in row for row in rows)
-    assert all(("met" in row) == (row["type"] == "bfloat16") for row in rows)
+    plain = [row for row in rows if "merged, compiled ms" not in row]
+    assert plain and len(plain) < len(rows)
+    assert all(ways <= row.keys() for row in plain)
+    assert all(("met" in row) == (row["type"] == "bfloat16") for row in plain)
 
 
 def _kernels(rows):

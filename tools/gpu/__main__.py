@@ -122,7 +122,7 @@ def run_in_turn(names: Sequence[str], job: Job, minutes: float | None) -> bool:
         left = min(LIMIT, end - began)
         how = run_apart(name, options, left) if left > 30 else "no time left"
         ends.append((name, how, f"{time.monotonic() - began:.0f}"))
-        content = table(["item", "how it ended", "seconds"], ends)
+        content = table(["item", "how it ended", "wall time (s)"], ends)
         text = ("The files beside this one say the rest.",)
         summary = markdown.write([Section("First contact with a GPU", text, content, depth=1)])
         write_text(job.work / "SUMMARY.md", summary)

@@ -58,15 +58,24 @@ KNOWN_ROWS = "original,retrain,finetune,gd,gd_lora,gd_tanh,gd_sine"
 METRICS = ("fa", "ra", "ta", "mia")
 MARGIN = 20.0
 """Seconds of a sitting that are left for the report."""
-WIDE = ("dim=768", "depth=12", "heads=12")
-"""A GPT-Neo of 85 million parameters beside its embeddings."""
+SHARING = 4
+"""Workers of a sitting, which share the card."""
+WIDE = (
+    *("model.dim=768", "model.depth=12", "model.heads=12"),
+    *("train.lr=6e-4", "train.warmup_steps=200"),
+)
+"""A GPT-Neo of 85 million parameters beside its embeddings, and a rate for its width."""
+
+
+def start(job: Job, *args: object) -> Child:
+    """Starts ``unlearn ARGS --device`` in a forked process."""
+    logs = job.work / "logs"
+    return command(logs / str(len(list(logs.glob("*")))), *args, "--device", job.device)
 
 
 def unlearn(job: Job, *args: object, limit: float | None = None) -> Ended:
-    """``unlearn ARGS --device`` in a forked process; killed when the item's time is over."""
-    logs = job.work / "logs"
-    place = logs / str(len(list(logs.glob("*"))))
-    return command(place, *args, "--device", job.device).wait(limit or job.seconds)
+    """``unlearn ARGS --device`` to its end; killed when the item's time is over."""
+    return start(job, *args).wait(limit or job.seconds)
 
 
 def last_line(ended: Ended) -> str:
@@ -93,16 +102,20 @@ def settings(*texts: str) -> list[str]:
 
 
 def rehearsals(job: Job) -> Iterator[Row]:
-    """One row per suite."""
+    """One row per suite; all are rehearsed at once."""
     root = [] if job.data_root is None else ["--data-root", job.data_root]
-    for suite in REHEARSED[: 1 if job.tiny else None]:
-        rows = ["--only", "finetune"] if job.tiny else []
-        began = time.monotonic()
-        ended = unlearn(job, "run", suite, "--rehearse", *rows, *root)
-        seconds = time.monotonic() - began
-        lines = re.findall(rf"^{suite}\S*: (\S+): (.+) \([\d.]+ s\)$", ended.out, re.MULTILINE)
-        bad = {row: text for row, text in lines if text != "ok" and "applicable" not in text}
+    rows = ["--only", "finetune"] if job.tiny else []
+    end = time.monotonic() + job.seconds
+    children = {
+        suite: start(job, "run", suite, "--rehearse", *rows, *root)
+        for suite in REHEARSED[: 1 if job.tiny else None]
+    }
+    for suite, child in children.items():
+        ended = child.wait(end - time.monotonic())
+        lines = re.findall(rf"^{suite}\S*: (\S+): (.+) \(([\d.]+) s\)$", ended.out, re.MULTILINE)
+        bad = {row: text for row, text, _ in lines if text != "ok" and "applicable" not in text}
         says = "; ".join(f"{row}: {text}" for row, text in bad.items()) or last_line(ended)
+        seconds = sum(float(spent) for *_, spent in lines)
         result = {"suite": suite, "rows": len(lines), "failed": len(bad), "seconds": seconds}
         yield {**result, "says": says, "ok": ended.code == 0 and bool(lines)}
 
@@ -158,19 +171,26 @@ def processes(job: Job) -> Iterator[Row]:
 
 
 def precision(job: Job) -> Iterator[Row]:
-    """Metrics of every row in three precisions, beside the table that comes with the package."""
+    """Metrics of every row in three precisions, beside the table that comes with the package.
+
+    The three runs share the card.
+    """
     shipped = files("stable_forgetting.benchmarks") / "results" / KNOWN / "leaderboard.json"
     known = _metrics(Path(str(shipped)))
     rows, seeds = ("original,gd_sine", "1") if job.tiny else (KNOWN_ROWS, "1,2")
     fewer = [f"protocol.train.{text}" for text in ("epochs=1", "warmup_steps=0")]
     short = settings(*fewer, "protocol.minimum_train_accuracy=0") if job.tiny else []
+    stores, children = {}, {}
     for kind in ("no", "bf16", "fp16")[: 2 if job.tiny else None]:
-        store = fresh(job, f"precision-{kind}")
+        stores[kind] = fresh(job, f"precision-{kind}")
         quoted = f"mixed_precision='{kind}'"  # a bare no is false in YAML
         sets = settings(f"protocol.train.{quoted}", f"defaults.{quoted}") + short
         only = ("--only", rows, "--seeds", seeds, "--workers", 1)
-        ended = unlearn(job, "run", KNOWN, "--store", store, *only, *sets)
-        boards = [*store.glob("suites/*/leaderboard.json")]
+        children[kind] = start(job, "run", KNOWN, "--store", stores[kind], *only, *sets)
+    end = time.monotonic() + job.seconds
+    for kind, child in children.items():
+        ended = child.wait(end - time.monotonic())
+        boards = [*stores[kind].glob("suites/*/leaderboard.json")]
         found = _metrics(boards[0]) if boards else {}
         if not found:
             yield {"precision": kind, "says": last_line(ended), "ok": False}
@@ -290,41 +310,50 @@ def llama(job: Job) -> Iterator[Row]:
 
 def cifar(job: Job) -> Iterator[Row]:
     """Every row on ViT-S from scratch at 32 px."""
-    yield _sitting(job, "cifar10-scratch-all", ())
+    return _sitting(job, "cifar10-scratch-all", range(1, 4), ())
 
 
 def transfer(job: Job) -> Iterator[Row]:
     """Ten of 100 classes forgotten, every row, at ViT-S size."""
-    yield _sitting(job, "cifar100-class10-small-all", ("dim=384", "depth=12", "heads=6"))
+    size = ("model.dim=384", "model.depth=12", "model.heads=6")
+    return _sitting(job, "cifar100-class10-small-all", range(1, 4), size)
 
 
 def tofu(job: Job) -> Iterator[Row]:
     """All 200 authors, 20 of them forgotten."""
     authors = ("data.authors=180", "data.forget_authors=20", "scenario.forget_authors=20")
-    yield _sitting(job, "tofu-small", WIDE, authors)
+    return _sitting(job, "tofu-small", range(1, 6), (*WIDE, *authors))
 
 
 def tdec(job: Job) -> Iterator[Row]:
     """The real texts, learnt by heart by a model of GPT-Neo-125M's width and depth."""
-    yield _sitting(job, "tdec-small", WIDE)
+    return _sitting(job, "tdec-small", range(5), WIDE)
 
 
-def _sitting(job: Job, suite: str, model: Sequence[str], protocol: Sequence[str] = ()) -> Row:
-    """Runs what the time allows, then keeps the report of what is there; the next goes on."""
-    store = job.work / "store"
-    precise = ["protocol.train.mixed_precision=bf16", "defaults.mixed_precision=bf16"]
-    given = [f"protocol.{text}" for text in (*(f"model.{size}" for size in model), *protocol)]
-    words = [*settings(*given, *(precise if model else ()))]
+def _sitting(job: Job, suite: str, seeds: Sequence[int], protocol: Sequence[str]) -> Iterator[Row]:
+    """One row per seed; keeps the report of the seeds that are complete, and the next goes on.
+
+    Workers share the card: a model this small waits for its launches, not for the card.
+    """
+    store, end = job.work / "store", time.monotonic() + job.seconds - MARGIN
+    words = settings(*(f"protocol.{text}" for text in protocol))
+    if protocol:
+        words += settings("protocol.train.mixed_precision=bf16", "defaults.mixed_precision=bf16")
     words += [] if job.data_root is None else ["--data-root", str(job.data_root)]
+    workers = SHARING
     if job.tiny:
-        words, suite = [], str(write_suite(job, SUITE))
-    began = time.monotonic()
-    run = ("run", suite, "--store", store, "--workers", 1, *words)
-    ended = unlearn(job, *run, limit=max(1.0, job.seconds - MARGIN))
-    for report in store.glob("suites/*/LEADERBOARD.md"):
-        for path in report.parent.glob("*.*"):
-            shutil.copy(path, job.work.parent / f"{job.work.name}-{path.name}")
-    says = "cut off: run it again" if ended.code < 0 else last_line(ended)
-    row = {"suite": suite, "stages": len([*store.glob(f"stages/*/{DONE}")])}
-    row |= {"seconds": time.monotonic() - began, "complete": ended.code == 0, "says": says}
-    return {**row, "ok": ended.code <= 0}
+        words, suite, seeds, workers = [], str(write_suite(job, SUITE)), (1,), 1
+    for count in range(1, len(seeds) + 1):
+        began = time.monotonic()
+        taken = ",".join(map(str, seeds[:count]))
+        run = ("run", suite, "--store", store, "--workers", workers, "--seeds", taken, *words)
+        ended = unlearn(job, *run, limit=max(1.0, end - began))
+        for report in store.glob("suites/*/LEADERBOARD.md"):
+            for path in report.parent.glob("*.*"):
+                shutil.copy(path, job.work.parent / f"{job.work.name}-{path.name}")
+        says = "cut off: run it again" if ended.code < 0 else last_line(ended)
+        row = {"suite": suite, "seeds": taken, "stages": len([*store.glob(f"stages/*/{DONE}")])}
+        row |= {"seconds": time.monotonic() - began, "complete": ended.code == 0, "says": says}
+        yield {**row, "ok": ended.code <= 0}
+        if ended.code:
+            return

@@ -8,7 +8,7 @@ PEFT's alike.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -20,6 +20,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as recording
 from torch.utils.benchmark.utils.timer import timer
@@ -54,7 +55,10 @@ EAGER, COMPILED, FLOOR = "eager path", "merged, compiled", "three products"
 GOAL = 1.15
 """Of PEFT's time: a full step in bfloat16 with adapters on the MLPs at 4,096 tokens."""
 TOKENS = 4096
-COMPILED_RANK = 8
+RANK = 8
+"""Of the profile, and of the rows in which a way is compiled."""
+LAYER_SECONDS, STEP_SECONDS = 0.15, 0.4
+"""Of timing one way; a layer takes .02 to 3 ms, a step 10 to 60."""
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LIMITS = {"float32": 1e-5, "bfloat16": 2**-7, "float16": 2**-10}
 """Of relative Frobenius errors: the products' rounding, whose sums are float32."""
@@ -139,19 +143,25 @@ class ThreeProducts(nn.Module):
             return out
 
 
-def ways_of(base: nn.Module, targets: Targets, rank: int, tiny: bool) -> dict[str, nn.Module]:
-    """Name -> model; the eager path shares the model of ours."""
+def ways_of(
+    base: nn.Module, targets: Targets, rank: int, compiled: str = ""
+) -> dict[str, nn.Module]:
+    """Name -> model; the eager path shares the model of ours.
+
+    Args:
+        compiled: Backend of ``torch.compile``; with it only ours, PEFT and what is compiled.
+    """
     models = variants_of(base, targets, (OURS_SINE, MERGED, PEFT, FROZEN), rank)
     for name, parameter in models[PEFT].named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.float()
+    merged = models.pop(MERGED)
+    if compiled:
+        torch._dynamo.reset()
+        models[COMPILED] = cast(nn.Module, torch.compile(merged, backend=compiled))
+        return models
     models[EAGER] = models[OURS_SINE]
     models[FLOOR] = with_layers(models[OURS_SINE], ThreeProducts)
-    merged = models.pop(MERGED)
-    if rank == COMPILED_RANK:
-        torch._dynamo.reset()
-        compiled: Any = torch.compile(merged, backend="eager" if tiny else "inductor")
-        models[COMPILED] = compiled
     return models
 
 
@@ -171,10 +181,11 @@ def _within(name: str, device: str, kind: str, run: Callable[[], Any]) -> Callab
 
 
 def _numbers(runs: Mapping[str, Run], job: Job, seconds: float) -> dict[str, float]:
-    """Median milliseconds of every way, the two ratios that matter, and memory."""
+    """Median milliseconds of every way, what ours takes of its peers', and memory."""
     times = interleaved(runs, 0 if job.tiny else seconds * len(runs), 2, timer)
     medians = {name: 1e3 * float(np.median(values)) for name, values in times.items()}
-    ratios = {f"{OURS_SINE} / {peer}": medians[OURS_SINE] / medians[peer] for peer in (PEFT, FLOOR)}
+    peers = [name for name in (PEFT, FLOOR, COMPILED) if name in medians]
+    ratios = {f"{OURS_SINE} / {peer}": medians[OURS_SINE] / medians[peer] for peer in peers}
     memory = {f"{name} MB": peak_mb(runs[name], job.device) for name in (OURS_SINE, PEFT, FROZEN)}
     return {**{f"{name} ms": value for name, value in medians.items()}, **ratios, **memory}
 
@@ -190,25 +201,31 @@ def _guarded(row: dict[str, Any], work: Callable[[], Row]) -> Row:
             torch.cuda.empty_cache()
 
 
+def _cases(job: Job, ranks: Sequence[int]) -> list[tuple[str, int, str]]:
+    """(type, rank, backend of what is compiled); compilation takes longest and comes last."""
+    backend = "eager" if job.tiny else "inductor"
+    plain = [*product(("bfloat16", "float32"), ranks, [""])]
+    return [*(plain[:2] if job.tiny else plain), ("bfloat16", RANK, backend)]
+
+
 def layers(job: Job) -> Iterator[Row]:
     """Forward and backward of one layer whose input requires a gradient."""
     shapes = {"tiny": (24, 16)} if job.tiny else LAYERS
-    ranks = (8,) if job.tiny else (8, 4, 16, 32)
-    for name, kind, rank in product(shapes, ("bfloat16", "float32"), ranks):
+    for (kind, rank, backend), name in product(_cases(job, (8, 4, 16, 32)), shapes):
         k, d = shapes[name]
         row = {"layer": name, "k": k, "d": d, "rank": rank, "type": kind}
         row["W_eff MB"] = k * d * TYPES[kind].itemsize / 1e6
-        yield _guarded(row, partial(_layer, job, kind, rank, k, d))
+        yield _guarded(row, partial(_layer, job, kind, rank, k, d, backend))
 
 
-def _layer(job: Job, kind: str, rank: int, k: int, d: int) -> Row:
-    ways = ways_of(linear(d, k).to(job.device, TYPES[kind]), ONE, rank, job.tiny)
+def _layer(job: Job, kind: str, rank: int, k: int, d: int, backend: str) -> Row:
+    ways = ways_of(linear(d, k).to(job.device, TYPES[kind]), ONE, rank, backend)
     count, stream = 12 if job.tiny else TOKENS, generator(0, "gpu", "layers")
     x = torch.randn(count, d, generator=stream).to(job.device, TYPES[kind]).requires_grad_()
     upstream = torch.randn(count, k, generator=stream).to(job.device, TYPES[kind])
     plain = layer_runs(ways, x, upstream)
     runs = {name: _within(name, job.device, kind, run) for name, run in plain.items()}
-    return {"tokens": count, **_numbers(runs, job, 0.8)}
+    return {"tokens": count, **_numbers(runs, job, LAYER_SECONDS)}
 
 
 # Full steps --------------------------------------------------------------------------------------
@@ -300,11 +317,11 @@ def random_causal(kind: str, fields: dict[str, Any], device: str, dtype: torch.d
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
-def step_runs(job: Job, body: Body, rank: int, kind: str) -> dict[str, Run]:
+def step_runs(job: Job, body: Body, rank: int, kind: str, backend: str = "") -> dict[str, Run]:
     """Name -> one training step; optimizer states exist."""
     base, loss = body.build(job.device, TYPES[kind]), body.loss(job.device)
     runs: dict[str, Run] = {}
-    for name, model in ways_of(base, body.targets, rank, job.tiny).items():
+    for name, model in ways_of(base, body.targets, rank, backend).items():
         plain: nn.Module = getattr(model, "_orig_mod", model)
         plain.get_parameter(body.anchor).requires_grad_(True)
         runs[name] = adamw_step(model, _within(name, job.device, kind, partial(loss, model)))
@@ -314,15 +331,14 @@ def step_runs(job: Job, body: Body, rank: int, kind: str) -> dict[str, Run]:
 
 def steps(job: Job) -> Iterator[Row]:
     """Forward, backward and AdamW with adapters on the MLPs; the goal is that of bfloat16."""
-    cases = [(8, "bfloat16"), (8, "float32"), (4, "bfloat16"), (32, "bfloat16")]
-    for (rank, kind), body in product(cases[: 2 if job.tiny else None], bodies(job.tiny)):
+    for (kind, rank, backend), body in product(_cases(job, (8, 4, 32)), bodies(job.tiny)):
         row = {"model": body.name, "tokens": body.tokens, "rank": rank, "type": kind}
-        yield _guarded(row, partial(_step, job, body, rank, kind))
+        yield _guarded(row, partial(_step, job, body, rank, kind, backend))
 
 
-def _step(job: Job, body: Body, rank: int, kind: str) -> Row:
-    values = _numbers(step_runs(job, body, rank, kind), job, 1.0)
-    if kind != "bfloat16":
+def _step(job: Job, body: Body, rank: int, kind: str, backend: str) -> Row:
+    values = _numbers(step_runs(job, body, rank, kind, backend), job, STEP_SECONDS)
+    if kind != "bfloat16" or backend:
         return values
     return {**values, "goal": f"at most {GOAL}", "met": values[f"{OURS_SINE} / {PEFT}"] <= GOAL}
 
@@ -331,7 +347,7 @@ def profile(job: Job) -> Iterator[Row]:
     """The longest kernels (on a CPU: operators) of one step, by their own time."""
     on_gpu = torch.device(job.device).type == "cuda"
     asked = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    runs = step_runs(job, bodies(job.tiny)[-1], COMPILED_RANK, "bfloat16")
+    runs = step_runs(job, bodies(job.tiny)[-1], RANK, "bfloat16")
     for name in (OURS_SINE, PEFT, FLOOR):
         with recording(activities=asked) as recorded:
             for _ in range(3):
@@ -340,6 +356,7 @@ def profile(job: Job) -> Iterator[Row]:
         events = [
             (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event)
             for event in recorded.key_averages()
+            if not on_gpu or event.device_type == DeviceType.CUDA  # an operator counts its kernels
         ]
         whole = sum(spent for spent, _ in events)
         for spent, event in sorted(events, key=lambda pair: -pair[0])[:12]:
