@@ -157,5 +157,6 @@ class PGU(UnlearningMethod):
 def core_space(moment: Tensor, share: float) -> Tensor:
     """(d, k) first eigenvectors of a moment matrix, the fewest whose roots exceed a share."""
     values, vectors = tools.spectrum(moment)
-    held = values.sqrt().cumsum(0) / values.sqrt().sum()
+    roots = values.sqrt()
+    held = roots.cpu().cumsum(0) / roots.cpu().sum()  # cumsum: not deterministic on CUDA
     return vectors[:, : int((held <= share).sum()) + 1]
