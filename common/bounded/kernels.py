@@ -1,7 +1,6 @@
 """The Triton kernels behind :mod:`common.bounded.triton`.  Importing this module needs Triton.
 
-All arithmetic is in float32; what is loaded in another dtype is widened, except the operands of
-the product ``g^T x``, which the tensor cores take as they are.
+All arithmetic is in float32; what is loaded in another dtype is widened.
 """
 
 from __future__ import annotations
@@ -118,80 +117,52 @@ def build_kernel(
 
 
 @triton.jit
-def _add_gradients(
-    dA, dBt, to_A, to_Bt, rows, columns, k, d, r, ATOMIC: tl.constexpr, RANK: tl.constexpr
-):
-    """Adds tiles to dA and dBt, or stores each as a partial sum of its own where not ATOMIC."""
-    ranks = tl.arange(0, RANK)
-    A_mask = (rows < k)[:, None] & (ranks < r)[None, :]
-    A_at = rows[:, None] * r + ranks[None, :]
-    Bt_mask = (ranks < r)[:, None] & (columns < d)[None, :]
-    Bt_at = ranks[:, None] * d + columns[None, :]
-    if ATOMIC:
-        tl.atomic_add(dA + A_at, to_A, mask=A_mask, sem="relaxed")
-        tl.atomic_add(dBt + Bt_at, to_Bt, mask=Bt_mask, sem="relaxed")
-    else:
-        part = tl.program_id(2).to(tl.int64)
-        A_slot = part * tl.num_programs(1) + tl.program_id(1)
-        Bt_slot = part * tl.num_programs(0) + tl.program_id(0)
-        tl.store(dA + A_slot * k * r + A_at, to_A, mask=A_mask)
-        tl.store(dBt + Bt_slot * r * d + Bt_at, to_Bt, mask=Bt_mask)
-
-
-@triton.jit
 def contract_kernel(
-    g,
-    x,
+    G,
     A,
     Bt,
     dA,
     dBt,
-    tokens,
-    share,
     k,
     d,
     r,
+    tiles,
     scale,
     frequency,
     clip,
-    g_token,
-    g_feature,
-    x_token,
-    x_feature,
     PHI: tl.constexpr,
-    PRECISION: tl.constexpr,
     EXACT: tl.constexpr,
     EPILOGUE: tl.constexpr,
-    WIDEN: tl.constexpr,
-    ATOMIC: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    TOKENS: tl.constexpr,
     RANK: tl.constexpr,
 ):
-    """One tile of ``scale * (g^T x) * phi'(frequency * A Bt)``, contracted with both factors."""
+    """``H = scale * G * phi'(frequency * A Bt)`` over a strip of tiles, contracted with A and Bt.
+
+    The strip's part of ``H Bt^T`` goes to its slot of dA, and every tile's ``A^T H`` to the slot of
+    its rows in dBt.
+    """
+    ranks = tl.arange(0, RANK)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    first = tl.program_id(2) * share
-    last = tl.minimum(first + share, tokens)
-    row_at = rows.to(tl.int64)[:, None] * g_feature
-    column_at = columns.to(tl.int64)[None, :] * x_feature
-    G = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(first, last, TOKENS):
-        n = start + tl.arange(0, TOKENS)
-        at = n.to(tl.int64)
-        left_mask = (rows < k)[:, None] & (n < last)[None, :]
-        left = tl.load(g + row_at + at[None, :] * g_token, mask=left_mask, other=0.0)
-        right_mask = (n < last)[:, None] & (columns < d)[None, :]
-        right = tl.load(x + at[:, None] * x_token + column_at, mask=right_mask, other=0.0)
-        if WIDEN:
-            left, right = left.to(tl.float32), right.to(tl.float32)
-        G = tl.dot(left, right, G, input_precision=PRECISION)
-    a, b = _factors(A, Bt, rows, columns, k, d, r, RANK)
-    H = G * scale * _derivative(frequency * tl.dot(a, b, input_precision=EXACT), clip, PHI)
-    to_A = tl.dot(H, tl.trans(b), input_precision=EPILOGUE)
-    to_Bt = tl.dot(tl.trans(a), H, input_precision=EPILOGUE)
-    _add_gradients(dA, dBt, to_A, to_Bt, rows, columns, k, d, r, ATOMIC, RANK)
+    A_mask = (rows < k)[:, None] & (ranks < r)[None, :]
+    A_at = rows[:, None] * r + ranks[None, :]
+    a = tl.load(A + A_at, mask=A_mask, other=0.0).to(tl.float32)
+    row_at = rows.to(tl.int64)[:, None] * d
+    Bt_slot = tl.program_id(0).to(tl.int64) * r * d
+    to_A = tl.zeros((ROWS, RANK), tl.float32)
+    for place in range(0, tiles):
+        columns = (tl.program_id(1) * tiles + place) * COLUMNS + tl.arange(0, COLUMNS)
+        Bt_mask = (ranks < r)[:, None] & (columns < d)[None, :]
+        Bt_at = ranks[:, None] * d + columns[None, :]
+        b = tl.load(Bt + Bt_at, mask=Bt_mask, other=0.0).to(tl.float32)
+        mask = (rows < k)[:, None] & (columns < d)[None, :]
+        H = tl.load(G + row_at + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        z = frequency * tl.dot(a, b, input_precision=EXACT)
+        H = H * scale * _derivative(z, clip, PHI)
+        to_A += tl.dot(H, tl.trans(b), input_precision=EPILOGUE)
+        to_Bt = tl.dot(tl.trans(a), H, input_precision=EPILOGUE)
+        tl.store(dBt + Bt_slot + Bt_at, to_Bt, mask=Bt_mask)
+    tl.store(dA + tl.program_id(1).to(tl.int64) * k * r + A_at, to_A, mask=A_mask)
 
 
 INTERPRETED = not isinstance(build_kernel, JITFunction)

@@ -227,13 +227,15 @@ def _gradients(
     if need_x and built is None and kernels is eager and _sweeps(g, weight, A, flat):
         dx, dA, dBt = eager.backward(g, flat, weight, update, **wanted)
     else:
+        room: dict[str, Any] = {}
         if need_x:
             if built is None:
                 built = build_weight(weight, update, g.dtype)
+                room = {"room": built} if kernels is not eager else {}  # used for the last time
             dx = g @ built
         del built
         if need_A or need_Bt:
-            dA, dBt = kernels.contract(g, flat, update, **wanted)
+            dA, dBt = kernels.contract(g, flat, update, **wanted, **room)
     dx = None if dx is None else dx.view(x.shape)
     dA = dA.to(A.dtype) if need_A and dA is not None else None
     dBt = dBt.to(Bt.dtype) if need_Bt and dBt is not None else None

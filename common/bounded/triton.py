@@ -3,29 +3,25 @@
 With ``Z = frequency * A Bt`` and ``W = W0 + amplitude * phi(Z)``:
 
 * :func:`build_weight` writes W in one pass over W0: a tile of Z is made on chip, where it stays.
-* :func:`contract` is the product ``G = g^T x`` whose epilogue multiplies a tile of G by
-  ``amplitude * frequency * phi'(Z)`` and contracts it into ``dA = H Bt^T`` and ``dBt = A^T H``.
-  G never reaches memory; W is the only k x d matrix that does.
+* :func:`contract` makes ``G = g^T x`` by cuBLAS, where W stood if W is not needed any more, and
+  contracts ``H = amplitude * frequency * G * phi'(Z)`` into ``dA = H Bt^T`` and ``dBt = A^T H`` in
+  one pass over G.  Z and H stay on chip.  So one k x d matrix is in memory at a time.
 
-The epilogue is linear in G, so tokens may be split over programs without another pass.  Partial
-sums go to a workspace that is summed in a fixed order: the same bits in every run on one kind of
-device.  Atomics, if asked for, save the workspace and lose that.
+Partial sums go to a workspace that is summed in a fixed order: the same bits in every run on one
+kind of device.
 
 What the kernels do not take (a rank above :data:`MAX_RANK`, a phi without a compiled branch,
 compute capability below 8.0, ROCm)
 runs as plain products around two pointwise bodies that ``torch.compile`` fuses.  Its generator for
 GPUs is Triton too: where Triton is absent, importing this module fails and the eager path stays.
 
-**Never run on a GPU, so not timed**: tiles, warps and the split follow a cost model and what the
-compiler says about registers (nothing spills at these ranks for compute capability 9.0).  The
-arithmetic is tested in Triton's interpreter (``TRITON_INTERPRET=1`` before the first import), which
-does not emulate the precision of tensor cores.
+The arithmetic is tested in Triton's interpreter (``TRITON_INTERPRET=1`` before the first import),
+which does not emulate the precision of tensor cores, and by ``python -m tools.gpu kernels``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -110,34 +106,27 @@ MAX_RANK = 32
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EXACT = "tf32x3"
 """Products that must be as good as float32 (three products of tensor cores: 21 bits or more)."""
-MOST_SPLITS = 8
-EPILOGUE_TOKENS = 140
-"""Cost of an epilogue in tokens of the main loop (a model: 48 of products, 92 of phi')."""
+PROGRAMS = 4
+"""Programs per processor, at least, where there are tiles enough."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Sizes of one program's tile; powers of two, at least 16.
+    """Sizes of a tile; powers of two, at least 16.
 
     Attributes:
         rows: Output features (of k).
         columns: Input features (of d).
-        tokens: Depth of one step of the product (of N).
         warps: Warps of a program.
-        stages: Stages of the software pipeline.
     """
 
     rows: int
     columns: int
-    tokens: int = 64
     warps: int = 8
-    stages: int = 3
 
 
 BUILD_TILES = Tiles(128, 128)
 CONTRACT_TILES = Tiles(128, 64)
-WIDE_TILES = Tiles(64, 64, 32)
-"""For float32 operands, which take twice the shared memory."""
 
 
 def available(tensor: Tensor) -> bool:
@@ -195,21 +184,19 @@ def contract(
     *,
     need_A: bool = True,
     need_Bt: bool = True,
-    splits: int | None = None,
-    atomic: bool = False,
-    tiles: Tiles | None = None,
+    room: Tensor | None = None,
+    tiles: Tiles = CONTRACT_TILES,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of A and Bt from the upstream gradient and the input of the layer.
 
     ``H = amplitude * frequency * (g^T x) * phi'(frequency * A Bt)``; ``dA = H Bt^T``;
-    ``dBt = A^T H``, summed in float32.
+    ``dBt = A^T H``, summed in float32.  ``g^T x`` is rounded to g's dtype, as the gradient of the
+    weight of ``nn.Linear`` is.
 
     Args:
         g: dL/dy, (N, k), any strides, N >= 1.
         x: (N, d), any strides, of g's dtype.
-        splits: Parts of the tokens that run beside each other; chosen for the device when absent.
-        atomic: Add by atomics (no workspace, but other bits in every run).
-        tiles: Sizes of one program's tile; chosen by dtype when absent.
+        room: (k, d) of g's dtype, contiguous, that may be written over.
 
     Returns:
         (k, r) and (r, d) in float32, or None where not wanted.
@@ -218,71 +205,47 @@ def contract(
     if not _native(update.A, update.bound):
         dA, dBt = compiled_contract(g, x, update)
     else:
-        tiles = tiles or (WIDE_TILES if g.dtype == torch.float32 else CONTRACT_TILES)
-        dA, dBt = _contract(g, x, update, splits, atomic, tiles)
+        dA, dBt = _contract(torch.mm(g.mT, x, out=room), update, tiles)
     return dA if need_A else None, dBt if need_Bt else None
 
 
-def _contract(
-    g: Tensor, x: Tensor, update: Update, splits: int | None, atomic: bool, tiles: Tiles
-) -> tuple[Tensor, Tensor]:
+def _contract(G: Tensor, update: Update, tiles: Tiles) -> tuple[Tensor, Tensor]:
     A, Bt, bound = update.A.contiguous(), update.Bt.contiguous(), update.bound
-    (tokens, k), d, r = g.shape, x.shape[1], A.shape[1]
+    (k, r), d = A.shape, Bt.shape[1]
     rows, columns = triton.cdiv(k, tiles.rows), triton.cdiv(d, tiles.columns)
-    processors = (
-        torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-    )
-    splits = splits or choose_splits(rows * columns, tokens, processors)
-    share = triton.cdiv(triton.cdiv(tokens, splits), tiles.tokens) * tiles.tokens
-    make, slots = (torch.zeros, (1, 1)) if atomic else (torch.empty, (columns, rows))
-    parts = 1 if atomic else splits
-    dA = make(parts * slots[0], k, r, dtype=torch.float32, device=x.device)
-    dBt = make(parts * slots[1], r, d, dtype=torch.float32, device=x.device)
-    with _on(x):
-        contract_kernel[(rows, columns, splits)](
-            g,
-            x,
+    length = max(1, rows * columns // (PROGRAMS * _processors(A.device)))
+    strips = triton.cdiv(columns, length)
+    dA = torch.empty(strips, k, r, dtype=torch.float32, device=A.device)
+    dBt = torch.empty(rows, r, d, dtype=torch.float32, device=A.device)
+    with _on(A):
+        contract_kernel[(rows, strips)](
+            G,
             A,
             Bt,
             dA,
             dBt,
-            tokens,
-            share,
             k,
             d,
             r,
+            length,
             bound.amplitude * bound.frequency,
             bound.frequency,
             bound.clip,
-            *g.stride(),
-            *x.stride(),
             PHI=bound.phi,
-            PRECISION="tf32" if _tf32_allowed() else EXACT,
             EXACT=EXACT,
-            EPILOGUE=EXACT if g.dtype == torch.float32 else "tf32",
-            WIDEN=INTERPRETED,  # the interpreter has no product of bfloat16
-            ATOMIC=atomic,
+            EPILOGUE=EXACT if G.dtype == torch.float32 else "tf32",
             ROWS=tiles.rows,
             COLUMNS=tiles.columns,
-            TOKENS=tiles.tokens,
             RANK=_padded(r),
             num_warps=tiles.warps,
-            num_stages=tiles.stages,
         )
     return dA.sum(0), dBt.sum(0)
 
 
-def choose_splits(tiles: int, tokens: int, processors: int) -> int:
-    """Parts of the tokens that fill the last wave of programs: the cheapest in a simple model.
-
-    A program costs its tokens and one epilogue; ``ceil(tiles * s / processors)`` of them run one
-    after the other (144 tiles on 132 processors waste almost half of the second wave).
-    """
-
-    def cost(parts: int) -> float:
-        return math.ceil(tiles * parts / processors) * (tokens / parts + EPILOGUE_TOKENS)
-
-    return min(range(1, MOST_SPLITS + 1), key=cost)
+@cache
+def _processors(device: torch.device) -> int:
+    cuda = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
 
 
 def _native(A: Tensor, bound: Bound) -> bool:
@@ -292,13 +255,6 @@ def _native(A: Tensor, bound: Bound) -> bool:
     if INTERPRETED:
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(A.device) >= (8, 0)
-
-
-def _tf32_allowed() -> bool:
-    """What the user said of float32 products; the older way to ask raises once the new was used."""
-    matmul = torch.backends.cuda.matmul
-    precision = getattr(matmul, "fp32_precision", None)
-    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
 
 
 def _padded(rank: int) -> int:

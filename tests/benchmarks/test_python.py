@@ -1,4 +1,7 @@
-"""The Python door: ``forget``, ``run`` and ``evaluate`` give what the commands give."""
+"""The Python door: ``forget``, ``run`` and ``evaluate`` give what the commands give.
+
+A model in memory stays on its device, which is the CPU here; so the commands are told to.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from stable_forgetting.benchmarks.apply.evaluate import Evaluation
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
-from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.protocol.benchmark import Runtime, pick_device
 from stable_forgetting.common.store.weights import load_weights
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
 from tests.benchmarks import test_apply as images
@@ -53,7 +56,7 @@ def pictures(tmp_path_factory, cli):
     settings = ["--set", "steps=4", "--set", "batch_size=16", "--set", "adapter.rank=4"]
     done = cli(
         *("apply", "--model", root / "model", "--method", "gd_sine", "--seed", 1, "--anyway"),
-        *("--out", root / "out", *folders, *settings),
+        *("--out", root / "out", *folders, *settings, "--device", "cpu"),
     )
     assert done.code == 0, done.err
     return root, model
@@ -158,7 +161,7 @@ def llm(tmp_path_factory, cli):
     settings = [word for text in TEXT["params"] for word in ("--set", text)]
     done = cli(
         *("apply", "--model", root / "model", "--method", "gd_sine", "--seed", 1),
-        *("--out", root / "out", *files, *settings),
+        *("--out", root / "out", *files, *settings, "--device", "cpu"),
     )
     assert done.code == 0, done.err
     return root, AutoModelForCausalLM.from_pretrained(root / "model"), words
@@ -230,11 +233,11 @@ def test_a_probe_measures_what_the_command_does(llm, cli, tmp_path):
     setting = f"files.mine={tmp_path / 'my.txt'}"
     said = cli(
         *("probe", "--model", root / "model", "--probe", "perplexity", "--format", "json"),
-        *("--set", f"perplexity.{setting}"),
+        *("--set", f"perplexity.{setting}", "--device", "cpu"),
     )
     wanted = json.loads(said.out)["probes"]["perplexity"]
     for given in (str(root / "model"), model):
-        made = evaluate(given, "perplexity", settings=[setting])
+        made = evaluate(given, "perplexity", settings=[setting], device="cpu")
         assert made.metrics == wanted["metrics"] and made.rows == wanted["rows"]
     assert list(made.to_frame().index) == ["mine"] and "mine" in made._repr_html_()
     assert words is not None
@@ -248,7 +251,7 @@ def test_a_benchmark_measures_a_model_as_a_suite_does(filled, find_stage):
     key = find_stage(path, store, "original", "original/seed-1").key
     (folder,) = (store / "stages").glob(f"original-{key[:20]}")
     load_weights(model, folder / "model.safetensors")
-    made = evaluate(model, str(path), seed=1)
+    made = evaluate(model, str(path), seed=1, device=pick_device("auto"))
     (record,) = [
         json.loads(line)
         for line in (store / "suites" / suite.name / "records.jsonl").read_text().splitlines()
@@ -270,7 +273,7 @@ def test_a_text_benchmark_measures_a_model_of_ones_own(llm):
         evaluate(model, "tofu", settings=protocol)
     protocol["data"]["max_length"] = 64
     first = evaluate(model, "tofu", settings=protocol, tokenizer=words)
-    second = evaluate(root / "model", "tofu", settings=protocol)
+    second = evaluate(root / "model", "tofu", settings=protocol, device="cpu")
     assert first.metrics == second.metrics and 0 <= first.metrics["mu"] <= 100
     with pytest.raises(ConfigError, match="did you mean 'tofu'"):
         evaluate(model, "tofuu")

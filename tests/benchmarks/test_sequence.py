@@ -53,7 +53,7 @@ def test_every_row_goes_on_from_its_own_model(sequence, tmp_path):
 
 def test_a_sequence_runs_as_one_command(sequence, tmp_path, cli):
     root = tmp_path / "store"
-    done = cli("run", sequence, "--store", root, "--workers", 1)
+    done = cli("run", sequence, "--store", root, "--workers", 1, "--device", "cpu")
     assert done.code == 0, done.err
     store = StageStore(root)
     stage = stages_of(sequence, store)["gd_lora"]
@@ -65,7 +65,8 @@ def test_a_sequence_runs_as_one_command(sequence, tmp_path, cli):
     assert record.status == "ok"
     second = stage.parents["model"]
     first = second.parents["start"]
-    benchmark = VisionBenchmark(load_suite(str(sequence)).protocol, Runtime(store=root))
+    runtime = Runtime(store=root, device="cpu")
+    benchmark = VisionBenchmark(load_suite(str(sequence)).protocol, runtime)
     model = benchmark.blank()
     original = first.parents["start"]
     load_weights(model, store.folder("original", original.key) / WEIGHTS)

@@ -46,7 +46,8 @@ def found() -> dict:
 def test_every_phi_agrees_with_float64(phi, dtype, found):
     errors = found["errors"][f"{phi} {dtype}"]
     assert errors["W"] <= ROUNDING[dtype] and errors["W from a start"] <= ROUNDING[dtype]
-    assert max(errors["dW"], errors["dA"], errors["dBt"]) <= 1e-6
+    assert errors["dW"] <= 1e-6
+    assert max(errors["dA"], errors["dBt"]) <= ROUNDING[dtype]  # G is rounded to it
 
 
 @pytest.mark.parametrize("rank", [1, 4, 8, 32])
@@ -54,9 +55,8 @@ def test_every_rank_agrees_with_float64(rank, found):
     assert max(found["errors"][f"rank {rank}"].values()) <= 1e-6
 
 
-@pytest.mark.parametrize("case", ["one token", "more parts than tokens"])
-def test_few_tokens(case, found):
-    assert max(found["errors"][case].values()) <= 1e-6
+def test_one_token(found):
+    assert max(found["errors"]["one token"].values()) <= 1e-6
 
 
 @pytest.mark.parametrize("phi", PHI)
@@ -74,20 +74,10 @@ def test_the_layer_finds_the_kernels(found):
 
 def test_same_bits_strides_and_options(found):
     assert all(found["equalities"].values()), found["equalities"]
-    assert len(found["equalities"]) == 6
+    assert len(found["equalities"]) == 7
 
 
 # Without an interpreter ---------------------------------------------------------------------------
-
-
-def test_parts_of_the_tokens_fill_the_last_wave():
-    from stable_forgetting.common.bounded.triton import choose_splits
-
-    assert choose_splits(tiles=132, tokens=4096, processors=132) == 1
-    assert choose_splits(tiles=1, tokens=64, processors=132) == 8
-    parts = choose_splits(tiles=144, tokens=4096, processors=132)
-    assert parts > 1
-    assert -(-144 * parts // 132) * (4096 / parts + 140) < 2 * (4096 + 140)
 
 
 def test_a_processor_that_is_not_there_is_not_available():

@@ -21,7 +21,7 @@ from stable_forgetting.common.bounded import kernels
 from stable_forgetting.common.bounded import triton as ours
 
 TARGET = GPUTarget("cuda", 90, 32)
-ALIGNED = ("k", "d", "g_token", "x_token", "row_stride", "share")
+ALIGNED = ("k", "d", "row_stride")
 """Integers that are multiples of 16 where it matters, beside all pointers."""
 
 
@@ -38,7 +38,7 @@ def compile_kernel(fn: Any, pointers: dict[str, str], constants: dict[str, Any],
         constexprs={places[name]: value for name, value in constants.items()},
         attrs={places[name]: [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    options = {"num_warps": tiles.warps}
     return triton.compile(source, target=TARGET, options=options)
 
 
@@ -51,13 +51,11 @@ def build(dtype: str) -> Any:
 
 
 def contract(dtype: str) -> Any:
-    wide = dtype == "*fp32"
-    tiles = ours.WIDE_TILES if wide else ours.CONTRACT_TILES
-    pointers = dict.fromkeys(("A", "Bt", "dA", "dBt"), "*fp32") | {"g": dtype, "x": dtype}
-    constants = {"PHI": "sine", "PRECISION": ours.EXACT, "EXACT": ours.EXACT, "WIDEN": False}
-    constants |= {"EPILOGUE": ours.EXACT if wide else "tf32", "ATOMIC": False, "RANK": 16}
-    constants |= {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "TOKENS": tiles.tokens}
-    constants |= {"g_feature": 1, "x_feature": 1}
+    tiles = ours.CONTRACT_TILES
+    pointers = dict.fromkeys(("A", "Bt", "dA", "dBt"), "*fp32") | {"G": dtype}
+    constants = {"PHI": "sine", "EXACT": ours.EXACT, "RANK": 16}
+    constants |= {"EPILOGUE": ours.EXACT if dtype == "*fp32" else "tf32"}
+    constants |= {"ROWS": tiles.rows, "COLUMNS": tiles.columns}
     return compile_kernel(kernels.contract_kernel, pointers, constants, tiles)
 
 

@@ -23,6 +23,8 @@ from stable_forgetting.common.store.records import environment
 from tools.gpu.items import ITEMS, LIMIT, Job, Row
 
 SCHEMA = 1
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+"""Else asking whether there is a card starts CUDA, and forked jobs could not use it."""
 QUERY = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 
 

@@ -29,7 +29,6 @@ from tools.faults.child import Child, Ended, command
 from tools.faults.trials import kills
 from tools.faults.world import SUITE, World, contents
 from tools.gpu.items import Job, Row
-from tools.gpu.speed import random_causal, tiny_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT: dict[str, Any] = {
@@ -272,6 +271,8 @@ def llama_suite(folder: Path, tiny: bool) -> dict[str, Any]:
 
 def write_llama(folder: Path, device: str, tiny: bool) -> None:
     """A folder in the hub's layout: random bfloat16 weights, a byte-level tokenizer."""
+    from tools.gpu.speed import random_causal, tiny_fields  # not where jobs are forked
+
     texts = islice(notes(), 20 if tiny else 400)  # they never end
     words = Corpus(tuple(Item("train", -1, "", text) for text in texts), "")
     tokenizer = train_tokenizer(words, 400 if tiny else 4000)
