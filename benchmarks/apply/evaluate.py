@@ -20,6 +20,7 @@ from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, load_plugins
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
 from stable_forgetting.common.protocol.probe import PROBES, Probe, make_probe
+from stable_forgetting.common.train.precision import tensor_float
 from stable_forgetting.language.apply.checkpoint import CausalCheckpoint, read_causal
 from stable_forgetting.language.apply.memory import GivenCausal
 from stable_forgetting.language.probes.base import ProbedModel, TextProbe, as_probed
@@ -192,6 +193,7 @@ def _benchmarked(
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model = model.to(pick_device(runtime.device)).eval()
         _check_context(model, config, name)
+        stack.enter_context(tensor_float(pick_device(runtime.device)))  # as the stages of a suite
         parts = benchmark.parts(benchmark.split(seed), trial=False, seed=seed)
         metrics = benchmark.evaluate(benchmark.score(model, parts), trial=False, seed=seed)
     sizes = {part: len(indices) for part, indices in parts.items()}

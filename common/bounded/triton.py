@@ -125,8 +125,8 @@ class Tiles:
     warps: int = 8
 
 
-BUILD_TILES = Tiles(128, 128)
-CONTRACT_TILES = Tiles(128, 64)
+BUILD_TILES = CONTRACT_TILES = Tiles(64, 32, 4)
+"""The fastest of eleven on an H200 with bfloat16 weights of 3072 x 768 to 11008 x 4096."""
 
 
 def available(tensor: Tensor) -> bool:
