@@ -20,7 +20,6 @@ from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, load_plugins
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
 from stable_forgetting.common.protocol.probe import PROBES, Probe, make_probe
-from stable_forgetting.common.train.precision import tensor_float
 from stable_forgetting.language.apply.checkpoint import CausalCheckpoint, read_causal
 from stable_forgetting.language.apply.memory import GivenCausal
 from stable_forgetting.language.probes.base import ProbedModel, TextProbe, as_probed
@@ -178,6 +177,8 @@ def measure(probe: TextProbe, asked: ProbedModel) -> Evaluation:
 def _benchmarked(
     given: Any, name: str, overrides: Mapping[str, Any], seed: int, runtime: Runtime
 ) -> Evaluation:
+    from stable_forgetting.common.train.precision import tensor_float
+
     cls, protocol = _protocol(name)
     if (cls.modality == "language") != _is_causal(given):
         kind = "a language model" if _is_causal(given) else "an image classifier"

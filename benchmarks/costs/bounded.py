@@ -30,18 +30,21 @@ ACTIVATION_BYTES = 2
 FACTOR_BYTES = 4
 ADAM_BYTES = 16
 """Per trained parameter: itself, its gradient and AdamW's two moments."""
-KERNEL_TILE = (128, 64)
-"""Output and input features of a program of the contracting kernel; sets its workspace."""
+KERNEL_TILE, PROGRAMS, PROCESSORS = (64, 32), 4, 132
+"""Output and input features of a tile of the contracting kernel, its programs per processor, and
+the processors of an H100 or H200; they set its workspace.
+"""
 
 
 Range = tuple[float, float]
 OVERHEADS: Mapping[str, tuple[Range, Range]] = {
     "products alone (the floor)": ((0, 0), (1, 1)),
     "CPU, float32, eager": ((310, 360), (1.05, 1.35)),
-    "H100, bfloat16, fused kernels": ((530, 930), (1, 1)),
+    "H200, bfloat16, Triton": ((3150, 4520), (1.52, 1.57)),
 }
 """Machine -> (lowest, highest) n0, the build and phi' in tokens, and c, LoRA's time over its two
-units.  CPU: fitted to layer timings (good to 13 %); H100: a roofline model, nothing was run there.
+units.  Fitted to layer timings: CPU to many (good to 13 %), H200 to two of 4096 x 11008, rank 8
+(``results/gpu``).  Smaller layers wait for launches there, LoRA's no less than ours.
 """
 FORMULA = """\
 layer   h = (W0 + (alpha/r) phi(omega A B^T)) x + b;  W0 (k x d) and b frozen, A (k x r), B (d x r)
@@ -57,9 +60,9 @@ PAPER = (
 )
 DERIVED = (
     "Derived from formulas and sizes, not measured: time of ours u(3N + n0) over LoRA's 2uNc, with"
-    " n0 the build and phi' in tokens and c what LoRA's skinny products add.  CPU: n0 and c were"
-    " fitted to layer timings, good to 13 %.  H100: a roofline model, c = 1; never run there."
-    "  Every linear layer (the head too) counts, attention scores do not; every input needs its"
+    " n0 the build and phi' in tokens and c what LoRA's skinny products add.  Both were fitted to"
+    " layer timings: on a CPU, good to 13 %; on an H200 to layers of 4096 x 11008 (smaller ones"
+    " wait for launches).  Every linear layer (the head too) counts, attention scores do not; every input needs its"
     " gradient."
 )
 
@@ -95,8 +98,9 @@ def transient_bytes(kind: Kind, k: int, d: int, rank: int, tokens: int) -> int:
     if kind == "frozen":
         return 0
     if kind == "ours":  # in backward: the weight and the workspace of the contracting kernel
-        rows, columns = KERNEL_TILE
-        parts = math.ceil(k / rows) * rank * d + math.ceil(d / columns) * k * rank
+        rows, columns = math.ceil(k / KERNEL_TILE[0]), math.ceil(d / KERNEL_TILE[1])
+        strips = math.ceil(columns / max(1, rows * columns // (PROGRAMS * PROCESSORS)))
+        parts = rows * rank * d + strips * k * rank
         return ACTIVATION_BYTES * k * d + FACTOR_BYTES * parts
     return ACTIVATION_BYTES * tokens * k  # a second output, before the two are added
 

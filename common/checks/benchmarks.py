@@ -59,6 +59,8 @@ def check_benchmark(
 ) -> list[CheckResult]:
     """Every promise of a registered benchmark under one protocol, without training anything.
 
+    On a card a label beyond the model's classes ends CUDA for the process; a CPU says which it is.
+
     Raises:
         ConfigError: No such benchmark, or the protocol is not valid.
         DataError: The data is missing.

@@ -54,7 +54,7 @@ def ran(tmp_path_factory, tiny_text_suite, cli):
     store = folder / "store"
     paths = {kind: write(tiny_text_suite, folder, kind) for kind in FOLDS}
     for path in paths.values():
-        done = cli("run", path, "--store", store, "--workers", 1)
+        done = cli("run", path, "--store", store, "--workers", 1, "--device", "cpu")
         assert done.code == 0, done.err
     return paths, StageStore(store)
 
@@ -199,7 +199,7 @@ def test_both_models_are_stored_and_answer_as_one(ran):
     stage = make_plan(resolved, store).results[-1].stage
     model = stage.parents["model"]
     assert model.spec.method == "whp"
-    benchmark = TofuBenchmark(resolved.protocol, Runtime(store=store.root))
+    benchmark = TofuBenchmark(resolved.protocol, Runtime(store=store.root, device="cpu"))
     joined = LogitDifference(benchmark.blank(), benchmark.blank(), 1.0)
     load_weights(joined, store.folder("unlearn", model.key) / WEIGHTS)
     baseline = benchmark.blank()

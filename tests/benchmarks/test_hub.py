@@ -51,10 +51,11 @@ def test_an_image_model_of_the_hub_is_a_start_and_goes_back(hub, classifier, tmp
     model, folder = classifier
     hub.add("me/vit", folder)
     data = pictures()
-    result = forget(name, data[:4], data[4:], "gd_lora", params=SHORT, anyway=True)
+    how = {"method": "gd_lora", "params": SHORT, "anyway": True, "device": "cpu"}
+    result = forget(name, data[:4], data[4:], **how)
     assert result.statement["input"]["model"] == "me/vit"
     assert result.statement["input"]["revision"] == COMMIT
-    same = forget(model, data[:4], data[4:], "gd_lora", params=SHORT, anyway=True)
+    same = forget(model, data[:4], data[4:], **how)
     assert result.after == same.after
     assert result.push("me/forgotten").endswith("me/forgotten")
     assert hub.private["me/forgotten"] is True

@@ -443,9 +443,10 @@ def test_triton_is_asked_where_it_could_run(monkeypatch):
             return bounded_eager.build_weight(weight, update, dtype)
 
         @staticmethod
-        def contract(g, x, update, *, need_A=True, need_Bt=True):
+        def contract(g, x, update, *, need_A=True, need_Bt=True, room=None):
             calls.append("contract")
             assert g.is_contiguous() and x.is_contiguous() and len(g) and g.dtype == x.dtype
+            assert room is not None and room.shape == update.A.shape[:1] + x.shape[1:]
             return bounded_eager.contract(g, x, update)
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -29,6 +29,8 @@ from stable_forgetting.vision.benchmark import VisionBenchmark
 
 SHORT = FitConfig(steps=2, batch_size=8)
 RETAIN = MethodInfo(1, "a paper", frozenset({"retain"}))
+ON_CPU = Runtime(device="cpu")
+"""A label beyond the classes ends CUDA for the whole process."""
 PROTOCOL = {
     "train": {"epochs": 1},
     "model": {"name": "scratch", "dim": 16, "depth": 2, "heads": 2},
@@ -291,15 +293,15 @@ def test_other_scenarios_are_not_tried(judged):
 
 
 def test_the_vision_benchmark_keeps_every_promise():
-    results = check_benchmark("image_classification", PROTOCOL, Runtime())
+    results = check_benchmark("image_classification", PROTOCOL, ON_CPU)
     assert not failures(results) and len(results) == 10
 
 
 def test_a_protocol_must_be_valid():
     with pytest.raises(ConfigError, match=r"train: required"):
-        check_benchmark("image_classification", {}, Runtime())
+        check_benchmark("image_classification", {}, ON_CPU)
     with pytest.raises(ConfigError, match="unknown benchmark"):
-        check_benchmark("visions", PROTOCOL, Runtime())
+        check_benchmark("visions", PROTOCOL, ON_CPU)
 
 
 @pytest.fixture
@@ -309,7 +311,7 @@ def benchmarked(monkeypatch):
         cls.__module__ = "stable_forgetting.vision.benchmark"
         cls.__qualname__ = "VisionBenchmark"  # what another process imports
         monkeypatch.setitem(BENCHMARKS._entries, "broken", Entry("broken", cls, "", "here"))
-        return failures(check_benchmark("broken", PROTOCOL, Runtime()))
+        return failures(check_benchmark("broken", PROTOCOL, ON_CPU))
 
     return judge
 
@@ -370,5 +372,5 @@ def test_a_benchmark_must_import_without_torch(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(BENCHMARKS, "_entries", dict(BENCHMARKS._entries))
     load_plugins([str(plugin)], installed=False)
-    found = failures(check_benchmark("heavy", PROTOCOL, Runtime()))
+    found = failures(check_benchmark("heavy", PROTOCOL, ON_CPU))
     assert [*found] == ["identity"] and "torch" in found["identity"]

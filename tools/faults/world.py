@@ -70,8 +70,11 @@ SWEEP: dict[str, Any] = {
         "extend": {"low": 0, "high": 0},
     },
 }
-_TIMES = frozenset({"created", "seconds", "stage_seconds", "sha256", "files", "environment"})
-"""What may differ: times, digests of files that hold them, and where a stage was made."""
+_TIMES = frozenset(
+    {"created", "seconds", "stage_seconds", "peak_bytes", "sha256", "files", "environment"}
+)
+"""What may differ: times, memory on a card (whoever goes on reads a checkpoint), digests of files
+that hold them, and where a stage was made."""
 _TOLD = re.compile(r"\d+(\.\d+)? s on |\d{4}-\d\d-\d\d[T ][\d:.+Z]*( UTC)?|\b[0-9a-f]{64}\b")
 """The same in texts."""
 BEFORE = {"run": None, "attack": "run", "sweep": "run", "report": "run", "apply": None}
