@@ -62,8 +62,8 @@ DERIVED = (
     "Derived from formulas and sizes, not measured: time of ours u(3N + n0) over LoRA's 2uNc, with"
     " n0 the build and phi' in tokens and c what LoRA's skinny products add.  Both were fitted to"
     " layer timings: on a CPU, good to 13 %; on an H200 to layers of 4096 x 11008 (smaller ones"
-    " wait for launches).  Every linear layer (the head too) counts, attention scores do not; every input needs its"
-    " gradient."
+    " wait for launches).  Every linear layer (the head too) counts, attention scores do not; every"
+    " input needs its gradient."
 )
 
 

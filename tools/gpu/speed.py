@@ -107,7 +107,7 @@ def _operands(shape: tuple[int, int, int], rank: int, dtype: torch.dtype) -> dic
 
 
 def _off_kinks(draws: dict[str, Tensor], bound: Bound) -> dict[str, Tensor]:
-    """Without input features that meet an argument at a kink of phi, where rounding picks the slope.
+    """Without input features that meet an argument at a kink of phi: rounding picks its slope.
 
     One such argument of 520,000 (2.6e-7, relu, rank 32) changes dA by 3.2e-4.
     """
