@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.report import markdown
-from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import named_line
 from stable_forgetting.common.base.files import write_json, write_text
@@ -79,8 +79,14 @@ def page(record: dict[str, Any]) -> str:
     )
     heads = list(dict.fromkeys(key for row in record["rows"] for key in row))
     cells = [[_cell(row.get(key)) for key in heads] for row in record["rows"]]
-    content = table(heads, cells) if heads else None
+    numbers = {head for head in heads if all(_is_number(row.get(head)) for row in record["rows"])}
+    columns = [Column(head, "number" if head in numbers else "words") for head in heads]
+    content = table(columns, cells) if heads else None
     return markdown.write([Section(record["item"], text, content, depth=1)])
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _cell(value: Any) -> str:
@@ -136,8 +142,8 @@ def listing() -> str:
     rows = [
         [f"`{name}`", f"{item.minutes:g}", item.shows, item.basis] for name, item in ITEMS.items()
     ]
-    content = table(["item", "minutes", "what it shows", "minutes derived from"], rows, words=True)
-    text = ("Minutes are derived from sizes for one card of 80 to 140 GB, and were not measured.",)
+    content = table(["item", "minutes", "what it shows", "minutes from"], rows, words=True)
+    text = ("Minutes are for one card of 80 to 140 GB; what was measured was on an H200.",)
     return markdown.write([Section("Questions to a GPU", text, content, depth=1)])
 
 

@@ -38,8 +38,8 @@ class Item(NamedTuple):
 
     Attributes:
         shows: What the table answers.
-        minutes: Wall time on one card of 80 to 140 GB, derived from sizes: nothing was measured.
-        basis: What the minutes are derived from.
+        minutes: Wall time on one card of 80 to 140 GB.
+        basis: Where the minutes are from.
         place: ``module:function``, which yields rows for a :class:`Job`.
     """
 
@@ -59,62 +59,62 @@ class Item(NamedTuple):
 ITEMS: Mapping[str, Item] = {
     "kernels": Item(
         "Triton's kernels against float64: output and gradients of every phi, rank and type",
-        1.5,
-        "60 small problems, one compilation each of about a second",
+        2,
+        "measured beside six other items: 94 s",
         "speed:kernels",
     ),
     "steps": Item(
         "full training steps and their memory: ours, PEFT, eager, compiled and the floor; the goal",
         4,
-        "4 models x 4 cases x 6 ways of 1 s, and 8 compilations of 10 s",
+        "measured: 75 s for 16 of 20 rows; those that are compiled take longer",
         "speed:steps",
     ),
     "rehearsals": Item(
         "every row of both arms takes its first and last steps on the device and is evaluated",
         4,
-        "70 rows of one to three seconds, as on a CPU: they are bound by launches, not by sizes",
+        "measured beside six other items: 216 s for 225 rows",
         "runs:rehearsals",
     ),
     "layers": Item(
         "one layer, forward and backward: the models' shapes, ranks 4-32, float32 and bfloat16",
-        7,
-        "6 shapes x 8 cases x 6 ways of 0.8 s, and 12 compilations of 10 s",
+        4,
+        "measured: 3 s a row, of 36; six of them are compiled",
         "speed:layers",
     ),
     "bits": Item(
         "run, attack, sweep, apply again, and after kill -9 at random times: same seed, same bits",
         7,
-        "12 commands of five to ten seconds; four jobs, killed and taken up again for 75 s each",
+        "measured beside six other items: 100 s; then four jobs are killed for 75 s each",
         "runs:bits",
     ),
     "processes": Item(
         "two workers on one card, and `accelerate launch` with one process: equal results",
         2,
-        "three runs of a small suite, and five starts of a process of 10 s",
+        "measured beside six other items: 78 s",
         "runs:processes",
     ),
     "precision": Item(
         "bf16 and fp16 against float32 on a table that is known from a CPU (digits-class)",
-        6,
-        "3 tables x 7 models x 2,000 steps of 8 ms",
+        4,
+        "measured beside six other items: 195 s",
         "runs:precision",
     ),
     "llama": Item(
         "LLaMA-2-7B's shape through fine-tuning, unlearning and evaluation: seconds and memory",
-        9,
-        "13.5 GB written three times and read 12 times at 1 GB/s, 60 steps, 5 evaluations",
+        4,
+        "measured beside six other items: 197 s",
         "runs:llama",
     ),
     "profile": Item(
         "where the time of a step of LLaMA's shape goes: the longest kernels, ours and PEFT's",
         1,
-        "two models, six steps each",
+        "measured: 9 s",
         "speed:profile",
     ),
     "tests": Item(
         "the test suite where --device auto is the GPU",
-        9,
-        "60 minutes of one core over 12 processes, which share the card",
+        5,
+        "measured beside seven items: 224 s over nine processes",
         "runs:tests",
     ),
     "cifar": Item(
