@@ -24,10 +24,11 @@ from stable_forgetting.common.audits.base import (
     TooFew,
 )
 from stable_forgetting.common.audits.sequential import Sequential
-from stable_forgetting.common.audits.twins import Twins
+from stable_forgetting.common.audits.twins import Twins, UnlearningSeed
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import summarise
+from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
 
 NO_SECOND = "no second Retrain in the store: set retrains: 2"
@@ -246,6 +247,10 @@ class AuditReport:
     # Twins ---------------------------------------------------------------------------------------
 
     def _twins(self, table: AuditTable, audit: Twins) -> None:
+        if isinstance(audit, UnlearningSeed):
+            benchmark = self.benchmark(self.suite.protocol, Runtime(store=self.store.root))
+            audit.evaluate = lambda scores, seed: benchmark.evaluate(scores, trial=False, seed=seed)
+            audit.titles = {spec.name: spec.title for spec in self.benchmark.metrics}
         for label in dict.fromkeys(label for label, *_ in self.plan.twins):
             own, twins = {}, {}
             cells: dict[int, Cell] = {}

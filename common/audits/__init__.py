@@ -44,7 +44,11 @@ for _name, _target, _summary in (
     ("snapshots", "members:Snapshots", "forgotten or never seen, by what changed since Original"),
     ("sequential", "sequential:Sequential", "forget requests in turn, measured after each"),
     ("rounding", "twins:Rounding", "what rounding alone does to a row, beside what seeds do"),
-    ("unlearning_seed", "twins:UnlearningSeed", "the part of unlearning in the spread over seeds"),
+    (
+        "unlearning_seed",
+        "twins:UnlearningSeed",
+        "parts of unlearning and evaluation in the spread",
+    ),
     (
         "over_unlearning",
         "representations:OverUnlearning",

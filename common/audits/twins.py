@@ -1,10 +1,10 @@
-"""What a second training of the same row says: of rounding, and of the seed of unlearning."""
+"""What a second training of the same row says: of rounding, and of the seeds of its spread."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +25,8 @@ from stable_forgetting.common.base.seeding import derive
 LEAST = 3
 """Seeds from which a spread over seeds is compared with anything."""
 RESAMPLES = 2000
+EVALUATIONS = 5
+"""Seeds with which the scores of one model are evaluated."""
 MARK = "rounding moves it more than the seeds do: another machine may give another row"
 
 
@@ -90,46 +92,82 @@ class Rounding(Twins):
 
 
 class UnlearningSeed(Twins):
-    """How much of the spread over seeds is that of unlearning alone.
+    """How much of the spread over seeds is that of unlearning alone, and how much of evaluation.
 
     A suite's seed draws the forget set, trains Original and unlearns.  Here each Original is
-    unlearned a second time with another seed.  Formula: w = mean d^2 / 2 with d the two models'
-    difference; b = max(0, variance over seeds of their mean - w / 2); 100 w / (w + b).  An
-    accuracy draws nothing when it is measured, so no part is that of evaluation.  The interval is a
-    bootstrap over seeds, and rough where they are few.
+    unlearned a second time with another seed, and the scores of each model are evaluated with
+    :data:`EVALUATIONS` seeds.  An accuracy draws nothing when it is measured; an attack on
+    membership draws the samples that it learns from.  Components of variance, with v the variance
+    over evaluations and d the difference of the two models' means over k evaluations:
+    e = mean v; u = max(0, mean d^2 / 2 - e / k); the rest is that of the seeds,
+    max(0, variance of the seeds' means - u / 2 - e / 2k).  The intervals are a bootstrap over
+    seeds, and rough where they are few.
     Source: components of variance, as in Bouthillier et al. 2021 (arXiv 2103.03098).
+
+    Attributes:
+        evaluate: (scores of a model, seed of the evaluation) -> metrics by name.
+        titles: Name of a metric -> its head.
     """
 
-    info = AuditInfo(1, "shadows", "%", "none: it says where the spread comes from")
+    info = AuditInfo(2, "shadows", "%", "none: it says where the spread comes from")
     moved = False
+    evaluate: Callable[[Parts, int], Mapping[str, float | None]] | None = None
+    titles: Mapping[str, str] = {}
 
     def compare(self, own: Mapping[int, Parts], twins: Mapping[int, Parts]) -> dict[int, Measures]:
-        """The share per accuracy, of the row as a whole."""
+        """The shares per accuracy, and per metric that draws, of the row as a whole."""
         if len(own) < LEAST:
             raise TooFew(f"fewer than {LEAST} seeds with a twin")
         after = self.accuracies(twins)
         shares = {
-            head: _share(np.stack([before, after[head]], axis=1))
+            head: _share(np.stack([before, after[head]], axis=1)[..., None], 1)
             for head, before in self.accuracies(own).items()
         }
+        for head, values in self._drawn(own, twins).items():
+            shares[head] = _share(values, 1)
+            shares[f"{head}, evaluation"] = _share(values, 2)
         return {next(iter(own)): shares}
 
+    def _drawn(self, own: Mapping[int, Parts], twins: Mapping[int, Parts]) -> dict[str, np.ndarray]:
+        """Head -> (n, 2, k) values of metrics that depend on the evaluation's seed."""
+        if self.evaluate is None:
+            return {}
+        found = []  # (n, 2, k) metrics
+        for seed in own:
+            seeds = [derive(seed, "evaluation", number) for number in range(EVALUATIONS)]
+            both = own[seed], twins[seed]
+            found.append([[self.evaluate(parts, each) for each in seeds] for parts in both])
+        drawn = {}
+        for name, title in self.titles.items():
+            values = np.array([[[m.get(name) for m in k] for k in pair] for pair in found], float)
+            if np.isfinite(values).all() and (values != values[..., :1]).any():
+                drawn[title] = values
+        return drawn
 
-def _share(pairs: np.ndarray) -> Measure:
-    """The share of pairs (n, 2) of values, one pair a seed."""
-    value = _within(pairs)
-    if value is None:
-        return Measure(None, n=len(pairs), note="nothing varies")
+
+def _share(values: np.ndarray, place: int) -> Measure:
+    """One component of (n, 2, k) values, of the seeds, of unlearning and of the evaluation."""
+    whole = _components(values)
+    if whole is None:
+        return Measure(None, n=len(values), note="nothing varies")
     generator = np.random.default_rng(derive(0, "unlearning_seed"))
-    drawn = pairs[generator.integers(len(pairs), size=(RESAMPLES, len(pairs)))]
-    shares = [share for each in drawn if (share := _within(each)) is not None]
+    drawn = values[generator.integers(len(values), size=(RESAMPLES, len(values)))]
+    shares = [parts[place] for each in drawn if (parts := _components(each)) is not None]
     low, high = np.percentile(shares, [2.5, 97.5])
     return Measure(
-        value, float(low), float(high), "95 % bootstrap over seeds", len(pairs), "", PERCENT
+        whole[place], float(low), float(high), "95 % bootstrap over seeds", len(values), "", PERCENT
     )
 
 
-def _within(pairs: np.ndarray) -> float | None:
-    within = float(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2)) / 2
-    between = max(0.0, float(np.var(pairs.mean(axis=1), ddof=1)) - within / 2)
-    return 100 * within / (within + between) if within + between else None
+def _components(values: np.ndarray) -> tuple[float, float, float] | None:
+    """(of the seeds, of unlearning, of the evaluation) in percent; None where nothing varies."""
+    means, count = values.mean(axis=2), values.shape[2]
+    drawn = float(np.mean(np.var(values, axis=2, ddof=1))) if count > 1 else 0.0
+    unlearned = float(np.mean((means[:, 0] - means[:, 1]) ** 2)) / 2
+    unlearned = max(0.0, unlearned - drawn / count)
+    rest = float(np.var(means.mean(axis=1), ddof=1)) - unlearned / 2 - drawn / (2 * count)
+    seeds = max(0.0, rest)
+    whole = seeds + unlearned + drawn
+    if not whole:
+        return None
+    return 100 * seeds / whole, 100 * unlearned / whole, 100 * drawn / whole

@@ -393,6 +393,29 @@ def test_the_spread_over_seeds_is_divided():
         UnlearningSeed().compare({0: own[0]}, {0: twins[0]})
 
 
+def test_a_metric_that_draws_has_a_part_of_evaluation():
+    """Seeds lie 10 apart, twins 4, evaluations 2; the accuracy does not draw."""
+    own = models(forget=[10, 20, 30, 40], retain=[90] * 4, test=[50] * 4)
+    twins = models(forget=[14, 24, 34, 44], retain=[90] * 4, test=[50] * 4)
+    audit = UnlearningSeed()
+    audit.titles = {"attack": "MIA", "fa": "FA again"}
+    draws = iter(np.tile([0, 2, 4, 6, 8], 8))
+    audit.evaluate = lambda parts, seed: {
+        "attack": parts["forget"].accuracy + float(next(draws)),
+        "fa": parts["forget"].accuracy,
+    }
+    (measures,) = audit.compare(own, twins).values()
+    drawn = 10.0  # variance of 0, 2, 4, 6, 8
+    unlearned = 4**2 / 2 - drawn / 5
+    seeds = np.var([10, 20, 30, 40], ddof=1) - unlearned / 2 - drawn / 10
+    whole = drawn + unlearned + seeds
+    assert measures["MIA"].value == pytest.approx(100 * unlearned / whole)
+    assert measures["MIA, evaluation"].value == pytest.approx(100 * drawn / whole)
+    assert "FA again" not in measures and measures["FA"].value == pytest.approx(
+        100 * 8 / (8 + np.var([12, 22, 32, 42], ddof=1) - 4)
+    )
+
+
 def test_the_twin_of_another_seed_has_the_same_original(run):
     done = run.audit("--attacks", "unlearning_seed", "--yes")
     assert done.code == 0, done.err
