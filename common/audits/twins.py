@@ -97,11 +97,11 @@ class UnlearningSeed(Twins):
     A suite's seed draws the forget set, trains Original and unlearns.  Here each Original is
     unlearned a second time with another seed, and the scores of each model are evaluated with
     :data:`EVALUATIONS` seeds.  An accuracy draws nothing when it is measured; an attack on
-    membership draws the samples that it learns from.  Components of variance, with v the variance
-    over evaluations and d the difference of the two models' means over k evaluations:
-    e = mean v; u = max(0, mean d^2 / 2 - e / k); the rest is that of the seeds,
-    max(0, variance of the seeds' means - u / 2 - e / 2k).  The intervals are a bootstrap over
-    seeds, and rough where they are few.
+    membership draws the samples that it learns from.  Formula: with v the variance over k
+    evaluations and d the difference of the two models' means over them, e = mean v,
+    u = max(0, mean d^2 / 2 - e / k), s = max(0, variance of the seeds' means - u / 2 - e / 2k);
+    100 u / (e + u + s) and 100 e / (e + u + s).  The intervals are a bootstrap over seeds, and
+    rough where they are few.
     Source: components of variance, as in Bouthillier et al. 2021 (arXiv 2103.03098).
 
     Attributes:
