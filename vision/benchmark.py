@@ -330,6 +330,13 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
             scores, trial=trial, seed=derive(seed, "mia"), features=self.config.evaluation.features
         )
 
+    def redrawn(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
+        """The attack of the order."""
+        from stable_forgetting.common.membership.attacks import membership_metrics
+
+        parts = [scores[name] for name in ("forget", "retain", "test")]
+        return membership_metrics(*parts, seed=derive(seed, "mia"), features=("confidence",))
+
     @classmethod
     def compare(
         cls, config: Any, scores: Mapping[str, Scores], target: Mapping[str, Scores]

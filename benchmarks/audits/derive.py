@@ -249,7 +249,7 @@ class AuditReport:
     def _twins(self, table: AuditTable, audit: Twins) -> None:
         if isinstance(audit, UnlearningSeed):
             benchmark = self.benchmark(self.suite.protocol, Runtime(store=self.store.root))
-            audit.evaluate = lambda scores, seed: benchmark.evaluate(scores, trial=False, seed=seed)
+            audit.evaluate = lambda scores, seed: benchmark.redrawn(scores, seed=seed)
             audit.titles = {spec.name: spec.title for spec in self.benchmark.metrics}
         for label in dict.fromkeys(label for label, *_ in self.plan.twins):
             own, twins = {}, {}

@@ -25,7 +25,7 @@ from stable_forgetting.common.base.seeding import derive
 LEAST = 3
 """Seeds from which a spread over seeds is compared with anything."""
 RESAMPLES = 2000
-EVALUATIONS = 5
+EVALUATIONS = 3
 """Seeds with which the scores of one model are evaluated."""
 MARK = "rounding moves it more than the seeds do: another machine may give another row"
 
@@ -105,7 +105,7 @@ class UnlearningSeed(Twins):
     Source: components of variance, as in Bouthillier et al. 2021 (arXiv 2103.03098).
 
     Attributes:
-        evaluate: (scores of a model, seed of the evaluation) -> metrics by name.
+        evaluate: (scores of a model, seed of the draws) -> metrics that draw, by name.
         titles: Name of a metric -> its head.
     """
 

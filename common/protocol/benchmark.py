@@ -250,6 +250,10 @@ class Benchmark(ModelFamily):
         Nothing here refers to another model.  A trial's scores hold no softmax (``probs``).
         """
 
+    def redrawn(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
+        """The metrics of a report that draw samples, with another ``seed`` of the draws."""
+        return {}
+
     def monitored(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
         """Measurements during a training, from the scores of the :attr:`monitor` parts alone."""
         return self.evaluate(scores, trial=False, seed=seed)
