@@ -38,6 +38,7 @@ from stable_forgetting.vision.metrics import (
     SWEEP_AXES,
     WITHOUT_RETRAIN,
     accuracy_metrics,
+    redrawn_metrics,
     vision_metrics,
 )
 from stable_forgetting.vision.models.family import ImageClassifiers, family_of
@@ -331,11 +332,8 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
         )
 
     def redrawn(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
-        """The attack of the order."""
-        from stable_forgetting.common.membership.attacks import membership_metrics
-
-        parts = [scores[name] for name in ("forget", "retain", "test")]
-        return membership_metrics(*parts, seed=derive(seed, "mia"), features=("confidence",))
+        """See :func:`vision.metrics.redrawn_metrics`."""
+        return redrawn_metrics(scores, derive(seed, "mia"))
 
     @classmethod
     def compare(

@@ -116,3 +116,11 @@ def vision_metrics(
         metrics["test_loss"] = float(scores["test"].loss.mean(dtype="float64"))
         metrics |= membership_metrics(*sides, scores["test"], seed=seed, features=features)
     return metrics
+
+
+def redrawn_metrics(scores: Mapping[str, Scores], seed: int) -> dict[str, float | None]:
+    """The attacks of the order, with ``seed`` for their draws."""
+    from stable_forgetting.common.membership.attacks import membership_metrics
+
+    parts = [scores[name] for name in ("forget", "retain", "test")]
+    return membership_metrics(*parts, seed=seed, features=("confidence",))
