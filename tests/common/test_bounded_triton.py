@@ -46,7 +46,7 @@ def found() -> dict:
 def test_every_phi_agrees_with_float64(phi, dtype, found):
     errors = found["errors"][f"{phi} {dtype}"]
     assert errors["W"] <= ROUNDING[dtype] and errors["W from a start"] <= ROUNDING[dtype]
-    assert errors["dW"] <= 1e-6
+    assert max(errors[n] for n in ("dW", "dA of a rounded G", "dBt of a rounded G")) <= 1e-6
     assert max(errors["dA"], errors["dBt"]) <= ROUNDING[dtype]  # G is rounded to it
 
 

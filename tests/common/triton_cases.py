@@ -58,7 +58,10 @@ def reference(p: dict[str, Tensor], form: Bound) -> dict[str, Tensor]:
     wide = {name: tensor.double() for name, tensor in p.items()}
     A, Bt = wide["A"].requires_grad_(), wide["Bt"].requires_grad_()
     delta = reference_delta(A, Bt, form)
-    dA, dBt = torch.autograd.grad(wide["x"] @ delta.mT, (A, Bt), wide["g"])
+    exact, rounded = wide["g"].mT @ wide["x"], (p["g"].mT @ p["x"]).double()
+    factors = (A, Bt)
+    dA, dBt = torch.autograd.grad(delta, factors, exact, retain_graph=True)
+    dA_rounded, dBt_rounded = torch.autograd.grad(delta, factors, rounded)
     start = reference_delta(wide["A0"], wide["Bt0"], form)
     delta = delta.detach()
     return {
@@ -67,6 +70,8 @@ def reference(p: dict[str, Tensor], form: Bound) -> dict[str, Tensor]:
         "W from a start": wide["weight"] + delta - start,
         "dA": dA,
         "dBt": dBt,
+        "dA of a rounded G": dA_rounded,
+        "dBt of a rounded G": dBt_rounded,
     }
 
 
@@ -88,6 +93,8 @@ def one(
         "W from a start": ours.build_weight(p["weight"], started, dtype, tiles=tiles),
         "dA": dA,
         "dBt": dBt,
+        "dA of a rounded G": dA,
+        "dBt of a rounded G": dBt,
     }
     assert found["W"].dtype == dtype and dA.dtype == dBt.dtype == torch.float32
     return {name: error(found[name], wanted[name]) for name in wanted}
