@@ -567,6 +567,15 @@ def test_seeds_depth_and_sgd_are_as_said():
     assert "{}, {} and {} (GPT-Neo)".format(*deep[1]) in text
     under_sgd = largest(optimizer="sgd", adapter="sine", model="vit")
     assert "Under SGD it is {} and {} on a ViT".format(*under_sgd) in text
+    for form, said in (
+        ("tanh", "tanh has {} (Adam) and {} (SGD)"),
+        ("control", "control {} and {}"),
+    ):
+        both = [
+            largest(**{**flat, "adapter": form, "optimizer": o}, model="vit", width="64")[0]
+            for o in ("adamw", "sgd")
+        ]
+        assert said.format(*both).replace("0.", ".") in text
     most = max(float(r["past 0.5"].split()[0]) for r in rows if r["trained for"] == "500")
     cells = sum(row["trained for"] == "500" for row in rows)
     assert f"at most {most} % of the entries pass 0.5 in any of the {cells} runs" in text
