@@ -7,32 +7,23 @@ LetheViT, CoUn, class deletion and the small settings are configs of this one be
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, model_validator
-
-from stable_forgetting.common.base.config import Strict
-from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import derive, hash_order
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
 from stable_forgetting.common.measure.rules import GapRule, TargetRule
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
-from stable_forgetting.common.protocol.pretraining import Pretrainable, Pretraining, TransferConfig
+from stable_forgetting.common.protocol.pretraining import Pretrainable
 from stable_forgetting.common.protocol.sizes import StandIn, Workload
-from stable_forgetting.common.train.config import FitConfig
-from stable_forgetting.vision.config import (
-    CLASS_COUNTS,
-    IMAGE_COUNTS,
-    DataConfig,
-    ModelConfig,
-    ScenarioConfig,
-)
+from stable_forgetting.vision.config import CLASS_COUNTS, IMAGE_COUNTS, VisionConfig
 from stable_forgetting.vision.metrics import (
     ANSWERS,
+    DOUBTED,
     GAP,
     METRICS,
     SWEEP_AXES,
@@ -51,76 +42,9 @@ if TYPE_CHECKING:
 
     from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
     from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.common.train.config import FitConfig
+    from stable_forgetting.vision.config import ModelConfig
     from stable_forgetting.vision.data.source import ImageSource
-
-
-class EvaluationConfig(Strict):
-    """How models are measured.
-
-    Attributes:
-        features: Features of the SVC attacks; the headline MIA is ``confidence``.
-        retain_samples: Score at most this many retain images (hash-ordered draw); all when absent.
-        batch_size: Images per forward.
-    """
-
-    features: tuple[str, ...] = (
-        "confidence",
-        "correctness",
-        "entropy",
-        "modified_entropy",
-        "probs",
-    )
-    retain_samples: Count | None = None
-    batch_size: Count = 256
-
-
-class ImagePretraining(Pretraining):
-    """A pretraining on other images; its classes are those of the data, and its head is dropped.
-
-    Attributes:
-        data: Which images; all held-out test images measure it.
-    """
-
-    data: DataConfig
-
-
-class VisionConfig(TransferConfig):
-    """One vision protocol.
-
-    Attributes:
-        data: Which images.
-        model: Which classifier.
-        scenario: What is forgotten.
-        train: Recipe of Original and Retrain.
-        evaluation: How models are measured.
-        minimum_train_accuracy: An Original below this (percent) is not unlearned.
-        pretrain: A training on other images that Original and Retrain start from; it stands in the
-            place of ``model.pretrained`` and ``model.checkpoint``.
-    """
-
-    data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
-    scenario: ScenarioConfig = ScenarioConfig()
-    train: FitConfig
-    evaluation: EvaluationConfig = EvaluationConfig()
-    minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 95.0
-    pretrain: ImagePretraining | None = None
-
-    @model_validator(mode="after")
-    def _one_start_on_other_data(self) -> VisionConfig:
-        if self.pretrain is None:
-            return self
-        if self.model.pretrained or self.model.checkpoint:
-            raise ValueError("give one of pretrain, model.pretrained and model.checkpoint")
-        own, other = self.data, self.pretrain.data
-        if (own.name, own.folder) == (other.name, other.folder):
-            raise ValueError(
-                f"pretrain.data: {own.folder or own.name} is what the suite learns and forgets; "
-                "pretrain on other images"
-            )
-        if (own.channels, own.native_size) != (other.channels, other.native_size):
-            raise ValueError("pretrain.data: needs the channels and the native_size of data")
-        return self
 
 
 class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
@@ -208,6 +132,11 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
             decoded=0,
             targets=family_of(model.name).targets,
         )
+
+    @classmethod
+    def gap_of(cls, config: Any) -> GapRule:
+        """It says which of its columns may not rank under the scenario."""
+        return replace(cls.gap, doubted=DOUBTED.get(config.scenario.kind, ()))
 
     @classmethod
     def without_retrain(cls, config: Any) -> TargetRule | None:

@@ -1,4 +1,4 @@
-"""Configs of image data, models and forgetting scenarios.
+"""Configs of image data, models, forgetting scenarios and the whole protocol.
 
 They live apart from the code that uses them because that code needs torch, and listing, planning
 and reporting must not wait for torch.  Defaults that depend on the data set are filled in before
@@ -16,6 +16,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Amount, Count, Depth, NonNegative, Positive
+from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
+from stable_forgetting.common.train.config import FitConfig
 
 DataName = Literal["digits", "cifar10", "cifar100", "folder"]
 
@@ -274,3 +276,72 @@ class ScenarioConfig(Strict):
         if self.kind == "class":
             return f"{self.num_classes}-classes"
         return f"{self.kind}-{self.fraction}"
+
+
+class EvaluationConfig(Strict):
+    """How models are measured.
+
+    Attributes:
+        features: Features of the SVC attacks; the headline MIA is ``confidence``.
+        retain_samples: Score at most this many retain images (hash-ordered draw); all when absent.
+        batch_size: Images per forward.
+    """
+
+    features: tuple[str, ...] = (
+        "confidence",
+        "correctness",
+        "entropy",
+        "modified_entropy",
+        "probs",
+    )
+    retain_samples: Count | None = None
+    batch_size: Count = 256
+
+
+class ImagePretraining(Pretraining):
+    """A pretraining on other images; its classes are those of the data, and its head is dropped.
+
+    Attributes:
+        data: Which images; all held-out test images measure it.
+    """
+
+    data: DataConfig
+
+
+class VisionConfig(TransferConfig):
+    """One vision protocol.
+
+    Attributes:
+        data: Which images.
+        model: Which classifier.
+        scenario: What is forgotten.
+        train: Recipe of Original and Retrain.
+        evaluation: How models are measured.
+        minimum_train_accuracy: An Original below this (percent) is not unlearned.
+        pretrain: A training on other images that Original and Retrain start from; it stands in the
+            place of ``model.pretrained`` and ``model.checkpoint``.
+    """
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    scenario: ScenarioConfig = ScenarioConfig()
+    train: FitConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 95.0
+    pretrain: ImagePretraining | None = None
+
+    @model_validator(mode="after")
+    def _one_start_on_other_data(self) -> VisionConfig:
+        if self.pretrain is None:
+            return self
+        if self.model.pretrained or self.model.checkpoint:
+            raise ValueError("give one of pretrain, model.pretrained and model.checkpoint")
+        own, other = self.data, self.pretrain.data
+        if (own.name, own.folder) == (other.name, other.folder):
+            raise ValueError(
+                f"pretrain.data: {own.folder or own.name} is what the suite learns and forgets; "
+                "pretrain on other images"
+            )
+        if (own.channels, own.native_size) != (other.channels, other.native_size):
+            raise ValueError("pretrain.data: needs the channels and the native_size of data")
+        return self

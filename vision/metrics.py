@@ -40,6 +40,8 @@ GAP = GapRule(
     ),
 )
 """AG is that of SalUn (Fan et al., 2024); in AG2 accuracies do not outvote the attack."""
+DOUBTED = {"class": ("mia",)}
+"""Scenario -> the columns of :data:`GAP` that may not rank there by their metric cards."""
 
 WITHOUT_RETRAIN = {
     "random": TargetRule({"fa": "va", "ra": "ra", "va": "va"}),

@@ -22,7 +22,7 @@ from stable_forgetting.benchmarks.leaderboard.target import target
 from stable_forgetting.benchmarks.leaderboard.tuning import tuning_sections
 from stable_forgetting.benchmarks.leaderboard.verdicts import (
     comparison_line,
-    disagreement_line,
+    order_lines,
     verdict_sections,
 )
 from stable_forgetting.benchmarks.paper.report import published_sections
@@ -73,7 +73,7 @@ def _of_rows(board: Leaderboard) -> list[Section]:
                 noise_line(board),
                 share_line(board),
                 saturation_line(board),
-                disagreement_line(board),
+                *order_lines(board),
             )
         ),
         *after_sections(board.suite.name, board.attacked, depth=3),

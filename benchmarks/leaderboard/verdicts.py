@@ -1,4 +1,4 @@
-"""What reports say of verdicts, of the order by the worst column, and of pairs of rows."""
+"""What reports say of verdicts, of other orders, and of pairs of rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from stable_forgetting.benchmarks.report.columns import DOCS
 from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.measure.ranking import ranks, shown
+from stable_forgetting.common.measure.rules import GapRule
 from stable_forgetting.common.measure.verdict import LEAST_SEEDS, LEVEL, Median, Verdict
 
 NEGLIGIBLE = 0.005
@@ -102,23 +103,42 @@ def _reach(rows: Sequence[BoardRow], members: int) -> str:
     return text.strip()
 
 
-def disagreement_line(board: Leaderboard) -> str:
-    """Which rows the two orders place differently: beyond what the seeds leave open."""
-    rows = [row for row in board.rows if row.rank and row.worst and row.method not in REFERENCES]
-    if not rows:
-        return ""
-    places = ranks(shown(np.array([row.worst.ratio for row in rows if row.worst])))
+def order_lines(board: Leaderboard) -> list[str]:
+    """Which rows other orders place differently: beyond what draws of seeds and trials leave open.
+
+    The others are that by the worst column, and that without the columns that may not rank.
+    """
+    rule, lines = board.rule, []
+    rows = [row for row in board.rows if row.rank and row.method not in REFERENCES]
+    if worst := [row.worst.ratio for row in rows if row.worst]:
+        head = "Order by the worst column, as a multiple of the second Retrain's distance"
+        known = [row for row in rows if row.worst]
+        lines.append(_moved(board, known, worst, head, "by the worst column"))
+    if not isinstance(rule, GapRule):
+        return lines
+    doubted = [name for name in rule.weights() if name in rule.doubted]
+    rest = [name for name in rule.weights() if name not in rule.doubted]
+    if rows and doubted and rest:
+        names = " and ".join(board.specs[name].title for name in doubted)
+        head = f"Order without {names}, which may not rank by the metric cards"
+        left = [math.fsum(row.parts[name] for name in rest) for row in rows]
+        lines.append(_moved(board, rows, left, head, "without"))
+    return lines
+
+
+def _moved(
+    board: Leaderboard, rows: Sequence[BoardRow], values: Sequence[float], head: str, how: str
+) -> str:
+    """The rows whose place by ``values`` lies outside of their rank's bracket, in words."""
     moved = [
-        f"{row.label} ({row.rank.rank} by {board.rule.title}, {place} by the worst column)"
-        for row, place in zip(rows, places.tolist(), strict=True)
+        f"{row.label} ({row.rank.rank} by {board.rule.title}, {place} {how})"
+        for row, place in zip(rows, ranks(shown(np.array(values))).tolist(), strict=True)
         if row.rank and not row.rank.low <= place <= row.rank.high
     ]
-    text = "Order by the worst column, as a multiple of the second Retrain's distance: "
+    allowed = f"{board.rule.title} and its seeds"
     if not moved:
-        return f"{text}every row has a place that {board.rule.title} and its seeds allow."
-    return (
-        f"{text}another place than {board.rule.title} and its seeds allow have {', '.join(moved)}."
-    )
+        return f"{head}: every row has a place that {allowed} allow."
+    return f"{head}: another place than {allowed} allow have {', '.join(moved)}."
 
 
 def comparison_line(board: Leaderboard, comparison: Comparison) -> str:

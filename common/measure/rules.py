@@ -69,6 +69,8 @@ class GapRule:
         kept: Metrics of which more than Retrain's is no fault: only what is lost counts.
         drops_noise: Whether a column in which two Retrains disagree by more than the methods of a
             table spread weighs nothing in that table; for rules without axes.
+        doubted: Of ``metrics`` those whose metric card says that they may not rank, where the order
+            is another's definition and keeps them.  A report says how the rows stand without them.
     """
 
     needs: ClassVar[frozenset[Role]] = frozenset({"retrain"})
@@ -84,6 +86,7 @@ class GapRule:
     unit: str = "points"
     kept: tuple[str, ...] = ()
     drops_noise: bool = False
+    doubted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert not (self.drops_noise and self.axes), "columns of an axis share its weight"

@@ -60,6 +60,7 @@ GAP = GapRule(
     "weighs nothing.",
     kept=("knowmem_r",),
     drops_noise=True,
+    doubted=("verbmem", "knowmem_f"),
     columns=("verbmem", "knowmem_f", "knowmem_r", "privleak", "min_k_auc"),
     compact=("verbmem", "knowmem_f", "knowmem_r", "privleak"),
 )

@@ -11,7 +11,7 @@ from stable_forgetting.benchmarks.leaderboard.data import row_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import floor_line, inapplicable_lines, sections
 from stable_forgetting.benchmarks.leaderboard.tables import main_table
-from stable_forgetting.benchmarks.leaderboard.verdicts import disagreement_line
+from stable_forgetting.benchmarks.leaderboard.verdicts import order_lines
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.cells import spread
@@ -146,7 +146,7 @@ def test_the_worst_column_is_in_units_of_the_floor(board_of):
     # MIA: 3 and 4 from Retrain, the second Retrain 1 and 0; the smallest step there is 0.4
     assert row(board, "gd").worst == (pytest.approx((3.5 + 0.4) / (0.5 + 0.4)), "mia")
     assert row(board, "gd_sine").worst.ratio == pytest.approx(2 / 3)
-    assert "every row has a place that AG4 and its seeds allow" in disagreement_line(board)
+    assert "every row has a place that AG4 and its seeds allow" in order_lines(board)[0]
     assert row(board, "retrain").worst is row(board, FLOOR).worst is None
     assert to_json(board)["rows"][2]["worst"]["ratio"] == pytest.approx(2 / 3)
     assert "| 4.33 MIA |" in markdown.write(sections(board))
@@ -157,8 +157,12 @@ def test_rows_that_the_two_orders_place_differently_are_named(board_of):
     for seed, (fa, ra, ta, mia) in table["retrain"].items():
         table["gd"][seed] = (fa, ra - 3.4, ta, mia + 3.6)  # AG 1.75, at most 5.0 floors
         table["gd_ball"][seed] = (fa + 6.4, ra, ta, mia)  # AG 1.60, at most 5.3 floors
-    line = disagreement_line(board_of(table))
+    line, without = order_lines(board_of(table))
     assert "gd_ball (2 by AG4, 3 by the worst column), gd (3 by AG4, 2 by" in line
+    assert without.startswith("Order without MIA, which may not rank by the metric cards: another")
+    assert "gd_ball (2 by AG4, 3 without), gd (3 by AG4, 2 without)" in without
+    random = {"protocol": {"scenario": {"kind": "random", "fraction": 0.1}}}
+    assert order_lines(board_of(table, **random)) == [line], "there its card allows it"
 
 
 def test_verdicts_are_in_every_format(board_of):

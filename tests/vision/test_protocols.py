@@ -9,7 +9,8 @@ from torch import nn
 
 from stable_forgetting.common.base.config import digest, validate
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.vision.benchmark import VisionBenchmark, VisionConfig
+from stable_forgetting.vision.benchmark import VisionBenchmark
+from stable_forgetting.vision.config import VisionConfig
 from stable_forgetting.vision.metrics import METRICS
 
 TINY = {
