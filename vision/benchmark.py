@@ -271,7 +271,7 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
         """How far the answers lie from Retrain's, image by image."""
         from stable_forgetting.common.measure.answers import answer_distances
 
-        return answer_distances(scores, target, ANSWERS)
+        return answer_distances(scores, target, ANSWERS, cls.choices)
 
     def sweep_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
         """Accuracies and forget loss, without the attacks."""

@@ -22,6 +22,7 @@ from stable_forgetting.benchmarks.report.cells import (
 )
 from stable_forgetting.benchmarks.report.section import Column, Mark, Table, table
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
+from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.verdict import MARGIN, Word
 
 NARROW_COLUMNS = 4
@@ -47,8 +48,9 @@ READING = " (our reading)"
 
 
 def main_table(board: Leaderboard) -> Table:
-    """Every column of the suite, AG, and what else the benchmark's gap rule derives."""
-    names, rule = board.suite.spec.columns, board.rule
+    """The suite's columns, AG, distances by sample, and what else the benchmark's rule derives."""
+    names, answers = _averages_and_answers(board)
+    rule = board.rule
     heads: list[str | Column] = ["method", "n", *_metric_heads(board, names)]
     weighted = "is the weighted mean |gap| over"
     heads += [
@@ -57,6 +59,7 @@ def main_table(board: Leaderboard) -> Table:
     heads += [Column(f"{rule.title} ↓", doc=DISTANCE), Column("", "mark")]
     ranked = any(row.rank for row in board.rows)
     heads += ["rank"] if ranked else []
+    heads += _metric_heads(board, answers)
     worst = any(row.worst for row in board.rows)
     heads += ["worst"] if worst else []
     attacked = {row.label: summary_cell(row) for row in board.attacked}
@@ -71,6 +74,7 @@ def main_table(board: Leaderboard) -> Table:
         cells += [spread(row.derived.get(axis.name)) for axis in rule.axes]
         cells += [spread(row.derived.get("ag")), _mark(row)]
         cells += [_rank_cell(row)] if ranked else []
+        cells += [spread(row.metrics.get(name), board.specs[name].digits) for name in answers]
         cells += [_worst_cell(board, row)] if worst else []
         cells += [attacked.get(row.label, MISSING)] if attacked else []
         cells += [_reached_cell(row), _steps_cell(row)] if rule.goals else []
@@ -85,6 +89,13 @@ def main_table(board: Leaderboard) -> Table:
     links = {_name(row): f"#{place_of(row.label)}" for row in board.rows if row.label in own}
     narrow = replace(narrow, notes=notes)
     return table(heads, rows, narrow=narrow, marks=marks, notes=notes, links=links)
+
+
+def _averages_and_answers(board: Leaderboard) -> tuple[list[str], list[str]]:
+    """The suite's columns, and those among them that are distances to Retrain themselves."""
+    found = BENCHMARKS[board.suite.spec.benchmark].answer_metrics
+    names = board.suite.spec.columns
+    return [n for n in names if n not in found], [n for n in names if n in found]
 
 
 def _name(row: BoardRow) -> str:

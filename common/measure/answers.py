@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -26,22 +26,30 @@ def js_rows(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def answer_distances(
-    scores: Mapping[str, Scores], target: Mapping[str, Scores], parts: Iterable[str]
+    scores: Mapping[str, Scores],
+    target: Mapping[str, Scores],
+    parts: Iterable[str],
+    choices: Callable[[Scores], np.ndarray | None],
 ) -> dict[str, float | None]:
     """How differently two models answer, averaged over the samples of each part.
 
+    Args:
+        choices: A part's scores -> (N, C), how likely each answer of a sample is to the model;
+            None where a sample has none to choose from.
+
     Returns:
         ``js_PART``: mean Jensen-Shannon divergence in nats; ``changed_PART``: percent of the
-        samples on which both models choose different classes.  None where a side keeps no softmax
+        samples on which both models choose different answers.  None where a side has no choices
         or the samples are not the same.
     """
     distances: dict[str, float | None] = {}
     for part in parts:
         pair = [side[part] for side in (scores, target) if part in side]
-        softmax = [side.probs.astype(np.float64) for side in pair if side.probs is not None]
-        known = len(softmax) == 2 and np.array_equal(pair[0].indices, pair[1].indices)
-        changed = [p.argmax(1) for p in softmax]
-        distances[f"js_{part}"] = float(js_rows(*softmax).mean()) if known else None
+        found = [chosen for side in pair if (chosen := choices(side)) is not None]
+        known = len(found) == 2 and np.array_equal(pair[0].indices, pair[1].indices)
+        likely = [chosen.astype(np.float64) for chosen in found]
+        changed = [p.argmax(1) for p in likely]
+        distances[f"js_{part}"] = float(js_rows(*likely).mean()) if known else None
         distances[f"changed_{part}"] = (
             100.0 * float((changed[0] != changed[1]).mean()) if known else None
         )

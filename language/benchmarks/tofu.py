@@ -17,6 +17,7 @@ from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.parts import PARTS, Part, Role
 from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.measure.answers import answer_distances
 from stable_forgetting.common.measure.metric import SweepAxes
 from stable_forgetting.common.measure.rules import Axis, GapRule, TargetRule
 from stable_forgetting.common.measure.scores import Scores
@@ -56,7 +57,7 @@ others do not cancel."""
 GAP = GapRule(
     metrics=tuple(metric for axis in AXES for metric in axis.weights),
     trial=(*AXES[0].weights, "retain_odds"),
-    columns=RATES,
+    columns=(*RATES, "js_forget", "changed_forget"),
     title="AG",
     words="AG = (forget + keep) / 2, a plain mean, as both are in nats per token. forget = mean "
     "|gap| of the log odds of the likelier and of the other half of the forget answers and of "
@@ -70,6 +71,8 @@ GAP = GapRule(
 WITHOUT_RETRAIN = TargetRule({"forget_log_ratio": 0.0, "retain_odds": "retain_odds"}, axes=AXES)
 """A model that knows nothing of an author finds right and wrong answers alike likely.  The holdout,
 which metrics read, gives no target."""
+ANSWERED = ("forget", "retain")
+"""The parts whose answers are compared with Retrain's, each the likeliest of those asked about."""
 _LIKELIHOODS = ("forget_odds_top", "forget_odds_rest", "retain_odds")
 _OF_FILES = {
     "text": (_LIKELIHOODS, ("prob",)),
@@ -118,6 +121,7 @@ class TofuBenchmark(CausalBenchmark):
     """Fictitious authors under forgetting requests."""
 
     metrics = described("tofu")
+    answer_metrics = ("js_forget", "changed_forget", "js_retain", "changed_retain")
     gap: ClassVar[GapRule] = GAP
     sweep_axes: ClassVar[SweepAxes | None] = SWEEP_AXES
     versions: ClassVar[Versions] = Versions(measure=3)
@@ -163,9 +167,9 @@ class TofuBenchmark(CausalBenchmark):
     def compare(
         cls, config: Any, scores: Mapping[str, Scores], target: Mapping[str, Scores]
     ) -> dict[str, float | None]:
-        """Forget quality and privacy leakage."""
+        """Forget quality, privacy leakage, and how far the answers lie from Retrain's."""
         evaluation = config.evaluation
-        return tofu_compare(
+        return answer_distances(scores, target, ANSWERED, cls.choices) | tofu_compare(
             scores, target, style=evaluation.style, fq_reference=evaluation.fq_reference
         )
 
