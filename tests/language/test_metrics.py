@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy.spatial.distance import jensenshannon
 from scipy.stats import hmean, ks_2samp
 
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.measure.goal import References
+from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.language.benchmarks.tofu import TofuBenchmark
+from stable_forgetting.language.measure.scoring import TofuEvaluation
 from stable_forgetting.language.metrics import tofu
 from stable_forgetting.language.metrics.memorization import (
     exact_memorization,
@@ -241,13 +245,33 @@ def test_a_trial_has_no_rouge_and_no_utility():
 def test_every_metric_has_a_specification():
     scores, reference = everything(0), everything(1, shift=0.3)
     made = set(tofu_metrics(scores)) | set(tofu_compare(scores, reference))
-    specs = TofuBenchmark.metrics
-    assert made | {*SEQUENTIAL_PARTS, "forget_loss"} == {spec.name for spec in specs}
+    specs, others = TofuBenchmark.metrics, {*TofuBenchmark.answer_metrics, "forget_loss"}
+    assert made | {*SEQUENTIAL_PARTS} | others == {spec.name for spec in specs}
     assert all(spec.doc for spec in specs)
     assert set(RATES) <= made and set(TofuBenchmark.gap.metrics) <= made
     found = tofu_metrics(scores) | tofu_compare(scores, reference)
     assert found.pop("log10_fq_300") is None, "fewer than 300 rows"
     assert all(value is not None and math.isfinite(value) for value in found.values())
+
+
+def test_answers_are_compared_over_the_right_and_the_wrong_ones():
+    """Two questions, one wrong answer each: p is shared out between the two of them."""
+    ours = columns([1.0, 1.0], -np.log([[0.2], [0.3]]), -np.log([0.6, 0.1]))
+    theirs = columns([1.0, 1.0], -np.log([[0.5], [0.1]]), -np.log([0.5, 0.3]))
+    sides = [{"forget": scores_of(side)} for side in (ours, theirs)]
+    config = SimpleNamespace(evaluation=TofuEvaluation())
+    found = TofuBenchmark.compare(config, *sides)
+    p, q = np.array([[0.75, 0.25], [0.25, 0.75]]), np.array([[0.5, 0.5], [0.75, 0.25]])
+    assert found["js_forget"] == pytest.approx((jensenshannon(p, q, axis=1) ** 2).mean())
+    assert found["changed_forget"] == 50, "the second question; of equals the right answer counts"
+    assert found["js_retain"] is None, "it was not asked"
+    assert TofuBenchmark.compare(config, sides[0], sides[0])["js_forget"] == 0
+
+
+def scores_of(columns: dict[str, np.ndarray]) -> Scores:
+    zeros = np.zeros(len(columns["answer_loss"]), np.float32)
+    arrays = dict.fromkeys(("loss", "probability", "margin", "correct"), zeros)
+    return Scores(indices=np.arange(len(zeros)), extra=columns, **arrays)
 
 
 def of_losses(*values):
