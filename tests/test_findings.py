@@ -41,6 +41,10 @@ def board(suite: str) -> dict[str, dict]:
     return {row["row"]: row for row in read_board(RESULTS / suite)["rows"]}
 
 
+def report(suite: str) -> str:
+    return (RESULTS / suite / "LEADERBOARD.md").read_text(encoding="utf-8")
+
+
 @cache
 def tables(path: str) -> list[tuple[str, Table]]:
     """(title of the section, table) of a committed report."""
@@ -269,6 +273,27 @@ def newer(row: str, head: str = "changed_f ↓") -> float:
     return cell(f"{NEW}/LEADERBOARD.md", NEW, label, head)
 
 
+def answers(suite: str, row: str) -> str:
+    """A row's JS divergence from Retrain on the forget set, as the main table prints it."""
+    return f"{cell(f'{suite}/LEADERBOARD.md', '', row, 'JS_f ↓'):.3f}".lstrip("0")
+
+
+def without_doubted() -> tuple:
+    """Of two rows of MUSE: their one place without two columns, their places, and the rows."""
+    (line,) = re.findall(
+        r"^Order without VerbMem and KnowMem f.*$", report("muse-news-small"), re.M
+    )
+    places = dict(re.findall(r"(\w+) \(\d+ by AG4, (\d+) without\)", line))
+    assert places["flat"] == places["task_vector"]
+    ranks = [rank("muse-news-small", row) for row in ("flat", "task_vector")]
+    return (places["flat"], len(methods("muse-news-small")), *ranks)
+
+
+def test_without_mia_the_order_of_classes_stays():
+    for suite in ("digits-class", NEW, "digits-class-attack", "cifar100-class10-small-attack"):
+        assert re.search(r"^Order without MIA[^:]*: every row has a place", report(suite), re.M)
+
+
 def on_authors() -> tuple:
     """Distances of the first three and of a second Retrain, the first bracket, GS-LoRA's rank."""
     own = board("authors-new")
@@ -470,6 +495,12 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "the forgotten images, gradient difference and Retrain {:.0f} %. Gradient "
                "difference makes forgotten images less likely than unseen ones (Min-K++ {} %;",
      hundred_classes),
+    (FINDINGS, "FLAT and the task vector, which hardly forget, would have place {} of {} instead "
+               "of {} and {}, since Min-k AUC is 100 for nearly all rows.", without_doubted),
+    (FINDINGS, "weight negation, {} of {} by AG, is as near as a second Retrain (JS divergence {} "
+               "and {})",
+     lambda: (rank("authors-new", "weight_negation"), len(methods("authors-new")),
+              *(answers("authors-new", row) for row in ("weight_negation", "retrain (second)")))),
     (README, "On one digit {} of {} methods are not shown to differ",
      lambda: (words("digits-all-class").count("undecided"), len(methods("digits-all-class")))),
     (README, "In {} tables from about eleven settings, sine and its unbounded control are equal to "
