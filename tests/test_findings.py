@@ -501,6 +501,10 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "and {})",
      lambda: (rank("authors-new", "weight_negation"), len(methods("authors-new")),
               *(answers("authors-new", row) for row in ("weight_negation", "retrain (second)")))),
+    (README, "`gd_lora` answers otherwise than Retrain on {} % of the forgotten images, a second "
+             "Retrain on {} %.",
+     lambda: tuple(cell("digits-class/LEADERBOARD.md", "", row, "changed_f ↓")
+                   for row in ("gd_lora", "retrain (second)"))),
     (README, "On one digit {} of {} methods are not shown to differ",
      lambda: (words("digits-all-class").count("undecided"), len(methods("digits-all-class")))),
     (README, "In {} tables from about eleven settings, sine and its unbounded control are equal to "

@@ -108,8 +108,8 @@ def rich_table(table: Table, *, tight: bool = False) -> RichTable:
 
 
 def pieces(table: Table, width: int) -> Iterator[Table]:
-    """A table as several that fit a width of characters, each with the first column."""
-    widths = _widths(table)
+    """A table as several that fit a width of characters, each tight and with the first column."""
+    widths = [width - 1 for width in _widths(table)]
     places: list[int] = []
     for place in range(1, len(widths)):
         if places and widths[0] + sum(widths[k] for k in places) + widths[place] > width:
@@ -120,9 +120,9 @@ def pieces(table: Table, width: int) -> Iterator[Table]:
 
 
 def _columns(table: Table, places: Sequence[int]) -> Table:
-    return replace(
-        table,
-        columns=tuple(table.columns[k] for k in places),
-        rows=tuple(tuple(row[k] for k in places) for row in table.rows),
-        narrow=None,
-    )
+    """Some of the columns, with the notes on the marks in them."""
+    rows = tuple(tuple(row[k] for k in places) for row in table.rows)
+    cells = {cell for row in rows for cell in row}
+    notes = {mark: meaning for mark, meaning in table.notes.items() if mark in cells}
+    columns = tuple(table.columns[k] for k in places)
+    return replace(table, columns=columns, rows=rows, notes=notes, narrow=None)

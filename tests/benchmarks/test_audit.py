@@ -611,11 +611,12 @@ def test_numbers_are_short():
 
 def test_a_wide_table_comes_in_pieces_that_keep_the_rows():
     heads, rows = ["row", *"abcd"], [["r", "1", "22", "333", "4" * 9], ["s", "5", "6", "7", "8"]]
-    whole = table(heads, rows)
-    parts = list(pieces(whole, 20))
+    whole = table(heads, rows, notes={"7": "seven", "9": "nowhere"})
+    parts = list(pieces(whole, 14))
     assert [part.heads for part in parts] == [["row", "a", "b"], ["row", "c"], ["row", "d"]]
     assert parts[1].rows == (("r", "333"), ("s", "7"))
-    assert list(pieces(whole, 99)) == [whole]
+    assert [part.notes for part in parts] == [{}, {"7": "seven"}, {}], "notes on marks it shows"
+    assert [part.rows for part in pieces(whole, 99)] == [whole.rows]
 
 
 def test_a_report_needs_no_model_audit_to_have_run(run):
