@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.measure.answers import js_rows
 from stable_forgetting.language.metrics.tofu import sequential_metrics
 from tests.language.made import benchmark
 
@@ -56,7 +59,10 @@ def world(request):
             metrics |= sequential_metrics(scores)
         values[sure] = metrics
     own = made.evaluate(reference, trial=False, seed=1)
-    return SimpleNamespace(specs=cls.metrics, values=values, own=own, vocabulary=len(head(made)))
+    shares = [q for part in reference.values() if (q := made.choices(part)) is not None]
+    return SimpleNamespace(
+        specs=cls.metrics, values=values, own=own, vocabulary=len(head(made)), shares=shares
+    )
 
 
 def head(made):
@@ -101,6 +107,12 @@ def probability(world, sure, value):
     return value < 0.1 if sure else value == pytest.approx(100 / world.vocabulary, rel=1e-3)
 
 
+def equal_shares(world, sure, value):
+    """The divergence of equal shares from what some part of the other model says."""
+    far = [js_rows(np.full_like(q, 1 / q.shape[1]), q).mean() for q in world.shares]
+    return 0 < value <= math.log(2) if sure else value in map(partial(pytest.approx, abs=1e-4), far)
+
+
 def leak(world, sure, value):
     return abs(value) < 60 or abs(world.own["min_k_auc"] - 50) > 20
 
@@ -133,6 +145,10 @@ CLAIMS = {
     "about 0 where it is sure of its one token, 100 / vocabulary where it is unsure": probability,
     "100 where it is unsure; less where it is sure, as r varies with the words": closeness,
     "0 where it is unsure; more where it is sure, as r varies with the words": ratio,
+    "where it is unsure, the divergence of equal shares from Retrain's": equal_shares,
+    "above 0: which of its answers, about equally likely, comes first says nothing": (
+        lambda w, sure, v: 0 < v <= 100
+    ),
     "near 100 / answers: right and wrong ones are about equally likely": near(25, 15),
 }
 """What the document says -> whether a measured value is so."""
