@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,10 @@ from sklearn.metrics import roc_auc_score
 
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.language.benchmarks.muse import MuseBenchmark
+from stable_forgetting.language.benchmarks.tofu import TofuBenchmark
+from stable_forgetting.vision.benchmark import VisionBenchmark
+from stable_forgetting.vision.metrics import DOUBTED
 from tests.test_findings import FINDINGS, prose
 from tools import cards
 from tools.cards import Card, Measured, alike, area, area_interval, page, stored_cards
@@ -99,7 +104,11 @@ def test_the_shipped_page_and_the_findings_are_those_of_the_shipped_cards():
     order = ("forget_odds_rest", "forget_odds_top", "forget_log_ratio")
     assert all(of["authors-cards", metric].ranks for metric in (*order, "log10_fq"))
     assert "(R {}, {} and {})".format(*(r("authors-cards", metric) for metric in order)) in said
-    assert f"log10 of forget quality ({r('authors-cards', 'log10_fq')})" in said
+    told = "log10 of forget quality ({}) and the JS divergence of the answers ({})"
+    assert (
+        told.format(*(r("authors-cards", metric) for metric in ("log10_fq", "js_forget"))) in said
+    )
+    assert of["authors-cards", "js_forget"].ranks
     failed = ("forget_prob", "forget_rouge", "extraction_strength")
     assert all(of["authors-cards", metric].low == 1 for metric in failed)
     assert not any(of["authors-cards", metric].ranks for metric in failed)
@@ -134,3 +143,18 @@ def test_the_shipped_page_and_the_findings_are_those_of_the_shipped_cards():
     assert f"and the loss ({r('muse-cards', 'forget_loss')}) pass" in said
     kept = [of[key] for key in of if key[1] in ("ra", "ta", "mu", "knowmem_r")]
     assert len(kept) == 6 and not any(own.ranks for own in kept)
+
+
+@pytest.mark.parametrize(
+    ("suite", "rule"),
+    [
+        ("digits-class", replace(VisionBenchmark.gap, doubted=DOUBTED["class"])),
+        ("digits-random", VisionBenchmark.gap),
+        ("authors-cards", TofuBenchmark.gap),
+        ("muse-cards", MuseBenchmark.gap),
+    ],
+)
+def test_a_rule_doubts_what_may_not_rank_by_its_card(suite, rule):
+    may = {own.metric: own.ranks for own in stored_cards() if own.suite == suite}
+    kept = {"ra", "ta", "knowmem_r", "retain_odds", "ra_odds", "wf_odds"}
+    assert set(rule.doubted) == {m for m in rule.metrics if m not in kept and not may[m]}
