@@ -152,7 +152,7 @@ def tally() -> tuple[str, int, int, int]:
     equal = [own for own in found if own.equal]
     above = [own for own in equal if own.low is not None and own.low > own.floor]
     below = [own for own in equal if own.beyond <= 0]
-    words = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven"}
+    words = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
     return words[len({own.suite for own in found})], len(equal), len(above), len(below)
 
 
@@ -208,6 +208,39 @@ def hundred_classes() -> tuple:
     ]
     assert read[1] == read[2]
     return *steps, back["gd_ball"], *read[:2], cell(HUNDRED, "min_k_pp", "gd", "AUC")
+
+
+def a_class() -> tuple:
+    """After a pretraining: distances, other answers, steps and what block 2 names, then LoRA."""
+    path, near = "cifar10-transfer-class/LEADERBOARD.md", ("gd_ball", "gd_ul", "gd_ul_tanh_tight")
+    assert {board("cifar10-transfer-class")[row]["verdict"]["word"] for row in near} == {
+        "undecided"
+    }
+
+    def of(row: str) -> tuple[float, ...]:
+        changed = cell(path, "", row, "changed_f ↓")
+        return changed, cell(path, "relearn:", row, "steps")
+
+    def named(row: str) -> float:
+        return cell(path, "logit_lens", row, "block 2 forget")
+
+    second = "retrain (second)"
+    lens = {named(row) for row in ("retrain", second)}
+    assert max(lens) < 0.05
+    steps = [of(row)[1] for row in near]
+    assert min(steps) > cell(path, "relearn:", "retrain", "steps")
+    return (
+        *(distance("cifar10-transfer-class", row) for row in (*near, second)),
+        *(of(row)[0] for row in near),
+        cell(path, "", second, "changed_f ↓"),
+        *map(str, steps),
+        cell(path, "relearn:", "retrain", "steps"),
+        *map(named, near),
+        max(lens),
+        distance("cifar10-transfer-class", "gd_lora"),
+        *of("gd_lora"),
+        named("gd_lora"),
+    )
 
 
 def a_random_tenth() -> tuple:
@@ -371,10 +404,10 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "accepts {} % of the settings, its control {} %",
      lambda: (accepted("tanh_c1"), accepted("gd_lora_omega"))),
     (FINDINGS, "At a tuned rate there is no general gain. By ascent no difference is shown in {}",
-     lambda: ({12: "twelve"}[readings(TIGHT).count("not apart")],)),
+     lambda: ({13: "thirteen"}[readings(TIGHT).count("not apart")],)),
     (FINDINGS, "With the saturating loss it is nearer in {} of {} and farther in {}.",
      lambda: ({1: "one"}[readings(SATURATING).count("nearer")],
-              {15: "fifteen"}[len(readings(SATURATING))],
+              {16: "sixteen"}[len(readings(SATURATING))],
               {1: "one"}[readings(SATURATING).count("farther")])),
     (FINDINGS, "(after a pretraining, n = 5): {} against {} ({}).",
      lambda: (f"{distance('cifar10-transfer', 'gd_ul_tanh_tight'):.1f}",
@@ -438,8 +471,8 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "only rows with the saturating loss come near (AG4 {} and {}, a second Retrain {})",
      lambda: tuple(f"{distance('lethevit-cifar10-small', row):.1f}"
                    for row in ("gd_ul", "gd_ul_tanh_tight", "retrain (second)"))),
-    (FINDINGS, "Every row differs from Retrain after a pretraining ({} rows, n = 5), "
-               "on TOFU ({} rows",
+    (FINDINGS, "Every row differs from Retrain on a random tenth after a pretraining "
+               "({} rows, n = 5), on TOFU ({} rows",
      lambda: (words("cifar10-transfer").count("different"),
               words("tofu-small").count("different"))),
     (FINDINGS, "and on MUSE ({} rows)", lambda: (words("muse-news-small").count("different"),)),
@@ -495,6 +528,15 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "the forgotten images, gradient difference and Retrain {:.0f} %. Gradient "
                "difference makes forgotten images less likely than unseen ones (Min-K++ {} %;",
      hundred_classes),
+    (FINDINGS, "The ball ({:.2f}), the saturating loss ({:.2f}) and the tight bound with it "
+               "({:.2f}) are not shown to differ from Retrain by AG4, a second Retrain {:.2f}. "
+               "They answer {}, {} and {} % of the forgotten images otherwise than Retrain, a "
+               "second Retrain {} %, and are relearnt in {}, {} and {} steps, Retrain in {}. After the second of "
+               "four blocks they name {:.1f}, {:.1f} and {:.1f} % of the forgotten images, both "
+               "Retrains {:.1f} %. LoRA, at {:.2f}, answers {} % otherwise, needs {} steps, and "
+               "names {} % there", a_class),
+    (README, "the three nearest are relearnt no sooner than Retrain, but layers below the last "
+             "still name up to {:.0f} %.", lambda: (a_class()[12],)),
     (FINDINGS, "FLAT and the task vector, which hardly forget, would have place {} of {} instead "
                "of {} and {}, since Min-k AUC is 100 for nearly all rows.", without_doubted),
     (FINDINGS, "weight negation, {} of {} by AG, is as near as a second Retrain (JS divergence {} "
@@ -507,7 +549,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                    for row in ("gd_lora", "retrain (second)"))),
     (README, "On one digit {} of {} methods are not shown to differ",
      lambda: (words("digits-all-class").count("undecided"), len(methods("digits-all-class")))),
-    (README, "In {} tables from about eleven settings, sine and its unbounded control are equal to "
+    (README, "In {} tables from about twelve settings, sine and its unbounded control are equal to "
              "two decimals in {} and different in {}.",
      lambda: (len(readings(SINE)), readings(SINE).count("same"),
               "none" if not {"nearer", "farther"} & set(readings(SINE)) else "some")),
@@ -546,7 +588,7 @@ def test_corrections_by_benjamini_hochberg_are_as_said():
         FINDINGS
     )
     nearest = sorted(zip(q[TIGHT], farther[TIGHT], strict=True))[:3]
-    assert {f"{value:.3f}" for value, _ in nearest} == {"0.052"} and all(f for _, f in nearest)
+    assert {f"{value:.3f}" for value, _ in nearest} == {"0.056"} and all(f for _, f in nearest)
 
 
 def test_the_papers_bound_is_active_in_no_table():
