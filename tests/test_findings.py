@@ -533,8 +533,8 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "They answer {}, {} and {} % of the forgotten images otherwise than Retrain, a "
                "second Retrain {} %, and are relearnt in {}, {} and {} steps, Retrain in {}. "
                "After the second of four blocks they name {:.1f}, {:.1f} and {:.1f} % of the "
-               "forgotten images, both Retrains {:.1f} %. LoRA, at {:.2f}, answers {} % otherwise, needs {} steps, and "
-               "names {} % there", a_class),
+               "forgotten images, both Retrains {:.1f} %. LoRA, at {:.2f}, answers {} % otherwise, "
+               "needs {} steps, and names {} % there", a_class),
     (README, "the three nearest are relearnt no sooner than Retrain, but layers below the last "
              "still name up to {:.0f} %.", lambda: (a_class()[12],)),
     (FINDINGS, "FLAT and the task vector, which hardly forget, would have place {} of {} instead "
