@@ -72,7 +72,7 @@ WITHOUT_RETRAIN = TargetRule({"forget_log_ratio": 0.0, "retain_odds": "retain_od
 """A model that knows nothing of an author finds right and wrong answers alike likely.  The holdout,
 which metrics read, gives no target."""
 ANSWERED = ("forget", "retain")
-"""The parts whose answers are compared with Retrain's, each the likeliest of those asked about."""
+"""The parts whose right and wrong answers are compared with Retrain's, by their likelihood."""
 _LIKELIHOODS = ("forget_odds_top", "forget_odds_rest", "retain_odds")
 _OF_FILES = {
     "text": (_LIKELIHOODS, ("prob",)),
