@@ -17,7 +17,7 @@ from stable_forgetting.common.audits.base import (
     NotApplicable,
 )
 from stable_forgetting.common.audits.intervals import accuracy
-from stable_forgetting.common.audits.members import MemberAttack, likelihood, per_sample
+from stable_forgetting.common.audits.members import MemberAttack, likelihoods
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
@@ -42,11 +42,11 @@ class Zlib(MemberAttack):
         read = getattr(source, "answers_of", None)
         if read is None or not isinstance(read(task.split.parts["forget"][:1])[0], str):
             raise NotApplicable("only texts are compressed")
-        model = task.load()
+        likely = likelihoods(task, "model")
 
         def score(indices: np.ndarray) -> np.ndarray:
             sizes = np.array([len(zlib.compress(text.encode())) for text in read(indices)])
-            ratio: np.ndarray = per_sample(task, model, indices, likelihood) / sizes
+            ratio: np.ndarray = likely(indices) / sizes
             return ratio
 
         return score

@@ -79,4 +79,5 @@ class AuditProbe(StageKind[AuditSpec]):
             load_reference=partial(context.model, "reference")
             if "reference" in context.stage.parents
             else None,
+            stored={whose: parent.key for whose, parent in context.stage.parents.items()},
         )

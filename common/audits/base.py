@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -125,6 +125,7 @@ class AuditTask:
         batch_size: Samples per forward.
         seed: Of draws.
         load_reference: Makes a fresh copy of a Retrain other than the stored model; None without.
+        stored: ``model``, ``original``, ``reference`` -> the key of its stage, if it has one.
     """
 
     load: Callable[[], nn.Module]
@@ -140,6 +141,7 @@ class AuditTask:
     batch_size: int
     seed: int
     load_reference: Callable[[], nn.Module] | None = None
+    stored: Mapping[str, str] = field(default_factory=dict)
 
     def draw(self, part: str, count: int | None, *names: str) -> np.ndarray:
         """Up to ``count`` indices of a part by hash order, sorted; all if None."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -27,6 +28,14 @@ from stable_forgetting.common.measure.scores import auc
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+Whose = Literal["model", "original", "reference"]
+"""A model of an :class:`AuditTask`."""
+KEPT = 256
+"""Likelihoods of so many models and sets of samples stay in memory."""
+_KNOWN: dict[tuple[str, bytes, int], np.ndarray] = {}
+"""(Key of a stored model, samples, samples per forward) -> likelihoods, the oldest first."""
 
 
 def sides(task: AuditTask, table: Mapping[str, Part]) -> tuple[np.ndarray, np.ndarray]:
@@ -81,6 +90,34 @@ def likelihood(logits: Tensor, labels: Tensor) -> Tensor:
     from stable_forgetting.common.objectives.positions import log_likelihood
 
     return log_likelihood(logits, labels)
+
+
+def likelihoods(task: AuditTask, whose: Whose) -> Callable[[np.ndarray], np.ndarray]:
+    """Indices -> (N,) their likelihoods under one of the task's models.
+
+    Several attacks ask for the same ones: of a stored model a process computes them once.
+    """
+    loaders = {
+        "model": task.load,
+        "original": task.load_original,
+        "reference": task.load_reference,
+    }
+    loader = loaders[whose]
+    assert loader is not None, "without a reference the attack is not applicable"
+    load = cache(loader)
+
+    def score(indices: np.ndarray) -> np.ndarray:
+        place = task.stored.get(whose, ""), indices.tobytes(), task.batch_size
+        found = _KNOWN.get(place)
+        if found is None:
+            found = per_sample(task, load(), indices, likelihood)
+            if place[0]:
+                _KNOWN[place] = found
+            if len(_KNOWN) > KEPT:
+                del _KNOWN[next(iter(_KNOWN))]
+        return found
+
+    return score
 
 
 def lowest(share: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -182,7 +219,7 @@ class ReferenceModel(MemberAttack):
         """
         if task.load_reference is None:
             raise NotApplicable("no second Retrain (retrains: 2 gives one)")
-        return _ratio(task, task.load(), task.load_reference())
+        return _ratio(task, "model", "reference")
 
 
 class Snapshots(MemberAttack):
@@ -195,16 +232,10 @@ class Snapshots(MemberAttack):
 
     def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
         """How much the likelihood fell."""
-        return _ratio(task, task.load_original(), task.load())
+        return _ratio(task, "original", "model")
 
 
-def _ratio(
-    task: AuditTask, above: nn.Module, below: nn.Module
-) -> Callable[[np.ndarray], np.ndarray]:
+def _ratio(task: AuditTask, above: Whose, below: Whose) -> Callable[[np.ndarray], np.ndarray]:
     """Indices -> (N,) log ratios of the likelihoods under two models."""
-
-    def score(indices: np.ndarray) -> np.ndarray:
-        ours, theirs = (per_sample(task, m, indices, likelihood) for m in (above, below))
-        return np.asarray(ours - theirs)
-
-    return score
+    ours, theirs = likelihoods(task, above), likelihoods(task, below)
+    return lambda indices: np.asarray(ours(indices) - theirs(indices))

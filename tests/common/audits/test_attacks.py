@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from stable_forgetting.common.audits import AUDITS
+from stable_forgetting.common.audits import AUDITS, members
 from stable_forgetting.common.audits.base import Measure, ModelAudit, NotApplicable
 from stable_forgetting.common.audits.leak import Leak, LogitLens, blocks_of
 from stable_forgetting.common.audits.members import (
@@ -304,6 +304,32 @@ def test_who_was_trained_on_them_is_told_and_equal_models_tell_nothing(toy):
     assert MinKPlusPlus().measure(task)["AUC"].value is not None
     with pytest.raises(NotApplicable, match="second Retrain"):
         ReferenceModel().measure(toy.task())
+
+
+def test_a_stored_model_is_asked_for_likelihoods_once(toy, monkeypatch):
+    monkeypatch.setattr(members, "_KNOWN", {})
+    asked = []
+    once = members.per_sample
+
+    def counted(task, model, *rest):
+        asked.append(model)
+        return once(task, model, *rest)
+
+    monkeypatch.setattr(members, "per_sample", counted)
+    task = toy.task(load_reference=lambda: copy.deepcopy(toy.retrain))
+    attacks = (ReferenceModel(), Snapshots())
+    plain = [attack.measure(task) for attack in attacks]
+    assert len(asked) == 8 and members._KNOWN == {}, "two models, two sides, of no store"
+    asked.clear()
+    keyed = replace(task, stored={"model": "m", "original": "o", "reference": "r"})
+    assert [attack.measure(keyed) for attack in attacks] == plain
+    assert len(asked) == 6, "the model's own are known to the second attack"
+    assert [attack.measure(keyed) for attack in attacks] == plain and len(asked) == 6
+    other = replace(keyed, stored={**keyed.stored, "model": "another"})
+    assert [attack.measure(other) for attack in attacks] == plain and len(asked) == 8
+    monkeypatch.setattr(members, "KEPT", len(members._KNOWN))
+    Snapshots().measure(replace(keyed, stored={**keyed.stored, "model": "a third"}))
+    assert len(asked) == 10 and len(members._KNOWN) == members.KEPT, "the oldest are forgotten"
 
 
 def test_the_sides_are_the_parts_that_a_benchmark_names(toy):
