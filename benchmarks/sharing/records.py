@@ -57,6 +57,8 @@ def read_records(path: Path) -> list[Entry]:
         DataError: There is none, or it is not one suite's.
     """
     file = _file(path)
+    if not file.is_file():
+        raise DataError(f"{file}: no such file; give the {RECORDS} of a run, or its folder")
     try:
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -23,6 +23,7 @@ from stable_forgetting.benchmarks.sharing.bundle import MANIFEST, write_bundle
 from stable_forgetting.benchmarks.sharing.records import board_of, read_records
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
 from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import json_digest
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.scores import Scores, load_scores, save_scores
@@ -330,3 +331,10 @@ def test_a_bundle_is_uploaded_as_a_data_set(scored, cli, tmp_path, monkeypatch):
         assert done.code == 0 and "uploaded: " in done.out
         assert hub.private["me/board"] is True
         assert MANIFEST in hub.repositories["dataset", "me/board"]
+
+
+def test_records_that_are_not_there_name_the_mend(tmp_path):
+    with pytest.raises(DataError, match=r"gone.jsonl: no such file; give the records.jsonl of a"):
+        read_records(tmp_path / "gone.jsonl")
+    with pytest.raises(DataError, match=r"records.jsonl: no such file"):
+        read_records(tmp_path)
