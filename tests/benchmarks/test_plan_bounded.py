@@ -58,7 +58,7 @@ def test_expected_ratios():
     floor, cpu, gpu = costs.OVERHEADS
     assert costs.time_ratio(floor, 512) == (1.5, 1.5)
     assert costs.time_ratio(cpu, 1576) == pytest.approx((3.1967 / 2.7, 3.2284 / 2.1), rel=1e-4)
-    assert costs.time_ratio(gpu, 4096) == pytest.approx((1.2003, 1.3498), rel=1e-4)
+    assert costs.time_ratio(gpu, 4096) == pytest.approx((1.1421, 1.3498), rel=1e-4)
     # 1 + f/2 where a fraction f of the linear layers is adapted
     assert costs.time_ratio(floor, 512, 2 / 3)[0] == pytest.approx(4 / 3)
     assert costs.time_ratio(floor, 512, 1 / 6)[0] == pytest.approx(13 / 12)
