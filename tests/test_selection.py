@@ -123,7 +123,7 @@ def table(suite: str, rows: list[str]) -> str:
     """Markdown: each row's setting, rank and distance by both rules."""
     places = [dict(zip(choices(suite), ranks(suite, rule), strict=True)) for rule in RULES]
     values = [dict(zip(choices(suite), means(suite, rule), strict=True)) for rule in RULES]
-    lines = ["| row | with Retrain | without | rank | rank without | AG4 | AG4 without |"]
+    lines = ["| row | with Retrain | without | rank | rank without | AG | AG without |"]
     lines.append("|---|---|---|---:|---:|---:|---:|")
     for row in rows:
         settings = [choices(suite)[row][rule]["setting"] for rule in RULES]
