@@ -23,7 +23,10 @@ READING = (
     "A collapsed model gives one answer to everything. A good value that it reaches too is no "
     "evidence alone.",
     "Which columns tell models that know the forget set from models that never saw it, and what "
-    "rounding and relearning do to them, is measured in benchmarks/results/cards/CARDS.md.",
+    "rounding and relearning do to them, is measured in benchmarks/results/cards/CARDS.md. What is "
+    "forgotten orders rows by columns that pass there. One does not: AG4 keeps MIA on classes, as "
+    "the field does, and every report on classes says how its rows stand without it. No cards were "
+    "measured for WMDP and RWKU.",
 )
 
 SIMULATED = ((5, "0", "0", "98"), (10, "0", "9", "100"))
