@@ -57,8 +57,8 @@ KNOWN_ROWS = "original,retrain,finetune,gd,gd_lora,gd_tanh,gd_sine"
 METRICS = ("fa", "ra", "ta", "mia")
 MARGIN = 20.0
 """Seconds of a sitting that are left for the report."""
-SHARING = 4
-"""Workers of a sitting, which share the card."""
+SHARING = 12
+"""Workers of a sitting at most, which share the card; two cores are left to others."""
 WIDE = (
     *("model.dim=768", "model.depth=12", "model.heads=12"),
     *("train.lr=6e-4", "train.warmup_steps=200"),
@@ -332,19 +332,20 @@ def tdec(job: Job) -> Iterator[Row]:
 
 
 def _sitting(job: Job, suite: str, seeds: Sequence[int], protocol: Sequence[str]) -> Iterator[Row]:
-    """One row per seed; keeps the report of the seeds that are complete, and the next goes on.
+    """One row for the first seed and one for all; keeps the report of what is complete.
 
-    Workers share the card: a model this small waits for its launches, not for the card.
+    Workers share the card: a model this small waits for its launches, not for the card.  Tuning
+    belongs to the first seed; those after it have most to do side by side.
     """
     store, end = job.work / "store", time.monotonic() + job.seconds - MARGIN
     words = settings(*(f"protocol.{text}" for text in protocol))
     if protocol:
         words += settings("protocol.train.mixed_precision=bf16", "defaults.mixed_precision=bf16")
     words += [] if job.data_root is None else ["--data-root", str(job.data_root)]
-    workers = SHARING
+    workers = max(1, min(SHARING, (os.cpu_count() or 1) - 2))
     if job.tiny:
         words, suite, seeds, workers = [], str(write_suite(job, SUITE)), (1,), 1
-    for count in range(1, len(seeds) + 1):
+    for count in sorted({1, len(seeds)}):
         began = time.monotonic()
         taken = ",".join(map(str, seeds[:count]))
         run = ("run", suite, "--store", store, "--workers", workers, "--seeds", taken, *words)
