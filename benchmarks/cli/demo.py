@@ -140,7 +140,10 @@ def text_section(chosen: Sequence[Sample]) -> Section:
         for label, answer in sample.answers.items():
             share = f"{100 * answer.probability:3.0f} %"
             lines.append(f"{label:{width}}{share} {clipped(answer.text, 56)}")
-    text = "Forgotten questions: what each model answers; in % the true answer's probability."
+    text = (
+        "Forgotten questions: what each model answers; in % the true answer's probability, a mean "
+        "over its tokens."
+    )
     return Section("Samples", (text,), lines=tuple(lines))
 
 
