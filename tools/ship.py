@@ -2,8 +2,9 @@
 
 ``python -m tools.ship STORE SUITE`` copies the tables and pictures as they are.  Of
 ``leaderboard.json`` it keeps what the site and ``compare`` read: metrics of every row are means of
-the lines of ``runs.csv``.  This has no gaps, which are differences of its lines, no share of the
-ceiling reached, which is forget_loss over ceiling.loss, no settings, which are in
+the lines of ``runs.csv``, the ratios of a verdict stand in its table, and what the paper prints
+comes with the project once.  ``runs.csv`` has no gaps, which are differences of its lines, no share
+of the ceiling reached, which is forget_loss over ceiling.loss, no settings, which are in
 ``leaderboard.json``, and the first twelve digits of digests.
 Fractions have six digits there and five in ``runs.csv``, but for distances by seed, which
 ``compare`` tests.  So the wheel stays below two megabytes.
@@ -25,6 +26,9 @@ from stable_forgetting.benchmarks.report.shipped import RESULTS
 BULKY = ("gaps", "dynamics", "parts")
 KEPT = ("ag", "ag4")
 LEFT_OUT = ("gap.", "config.", "ceiling.reached")
+ELSEWHERE = ("audits", "published")
+RATIOS = ("ratio", "answers")
+"""Of a verdict."""
 BY_SEED = "ag_per_seed"
 MEANS = ("fa", "ra", "ta", "mia")
 """Metrics whose means ``tools.gpu`` sets beside a GPU's."""
@@ -40,19 +44,21 @@ def thin(board: dict[str, Any]) -> dict[str, Any]:
     for row in board["rows"]:
         own = {key: value for key, value in row.items() if key not in BULKY}
         own["derived"] = {key: row["derived"][key] for key in KEPT if key in row["derived"]}
+        if own.get("verdict"):
+            own["verdict"] = {k: v for k, v in own["verdict"].items() if k not in RATIOS}
         own["metrics"] = {
             name: {"mean": row["metrics"][name]["mean"]}
             for name in MEANS
             if row["metrics"].get(name)
         }
         rows.append(own)
-    others = {key: value for key, value in board.items() if key != "audits"}
+    others = {key: value for key, value in board.items() if key not in ELSEWHERE}
     whole: dict[str, Any] = rounded({**others, "rows": rows})
     return whole
 
 
 def rounded(value: Any) -> Any:
-    """The same with fractions of six significant digits, but for distances by seed."""
+    """The same with fractions of five significant digits, but for distances by seed."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -61,7 +67,7 @@ def rounded(value: Any) -> Any:
 
 
 def shortened(text: str) -> str:
-    """The same CSV without gaps and settings, all fractions at five significant digits."""
+    """The same CSV without gaps and settings, all fractions at six significant digits."""
     heads, *lines = csv.reader(io.StringIO(text))
     kept = [place for place, head in enumerate(heads) if not head.startswith(LEFT_OUT)]
     stream = io.StringIO()
