@@ -58,7 +58,7 @@ def thin(board: dict[str, Any]) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """The same with fractions of five significant digits, but for distances by seed."""
+    """The same with fractions of six significant digits, but for distances by seed."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -67,7 +67,7 @@ def rounded(value: Any) -> Any:
 
 
 def shortened(text: str) -> str:
-    """The same CSV without gaps and settings, all fractions at six significant digits."""
+    """The same CSV without gaps and settings, all fractions at five significant digits."""
     heads, *lines = csv.reader(io.StringIO(text))
     kept = [place for place, head in enumerate(heads) if not head.startswith(LEFT_OUT)]
     stream = io.StringIO()
