@@ -6,8 +6,8 @@ the lines of ``runs.csv``, the ratios of a verdict stand in its table, and what 
 comes with the project once.  ``runs.csv`` has no gaps, which are differences of its lines, no share
 of the ceiling reached, which is forget_loss over ceiling.loss, no settings, which are in
 ``leaderboard.json``, and the first twelve digits of digests.
-Fractions have six digits there and five in ``runs.csv``, but for distances by seed, which
-``compare`` tests.  So the wheel stays below two megabytes.
+Fractions have six digits there and five in ``runs.csv``; distances by seed, which ``compare``
+tests, have ten.  So the wheel stays below two megabytes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from typing import Any
 
 from stable_forgetting.benchmarks.report.shipped import RESULTS
 
-BULKY = ("gaps", "dynamics", "parts")
+BULKY = ("gaps", "dynamics", "parts", "worst", "edges")
 KEPT = ("ag", "ag4")
 LEFT_OUT = ("gap.", "config.", "ceiling.reached")
 ELSEWHERE = ("audits", "published")
 RATIOS = ("ratio", "answers")
 """Of a verdict."""
+SUMMARY = ("mean", "low", "high")
+COST = ("seconds", "base_parameters")
 BY_SEED = "ag_per_seed"
 MEANS = ("fa", "ra", "ta", "mia")
 """Metrics whose means ``tools.gpu`` sets beside a GPU's."""
@@ -43,7 +45,12 @@ def thin(board: dict[str, Any]) -> dict[str, Any]:
     rows = []
     for row in board["rows"]:
         own = {key: value for key, value in row.items() if key not in BULKY}
-        own["derived"] = {key: row["derived"][key] for key in KEPT if key in row["derived"]}
+        own["derived"] = {
+            key: {part: row["derived"][key][part] for part in SUMMARY}
+            for key in KEPT
+            if key in row["derived"]
+        }
+        own["cost"] = {key: value for key, value in (row["cost"] or {}).items() if key in COST}
         if own.get("verdict"):
             own["verdict"] = {k: v for k, v in own["verdict"].items() if k not in RATIOS}
         own["metrics"] = {
@@ -57,13 +64,13 @@ def thin(board: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def rounded(value: Any) -> Any:
-    """The same with fractions of six significant digits, but for distances by seed."""
+def rounded(value: Any, digits: int = 6) -> Any:
+    """The same with fractions of so many significant digits: distances by seed have ten."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {k: v if k == BY_SEED else rounded(v) for k, v in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list) else value
+        return {k: rounded(v, 10 if k == BY_SEED else digits) for k, v in value.items()}
+    return [rounded(each, digits) for each in value] if isinstance(value, list) else value
 
 
 def shortened(text: str) -> str:
