@@ -1,9 +1,9 @@
 """Puts the report of a suite of a store among the results that come with the project.
 
 ``python -m tools.ship STORE SUITE`` copies the tables and pictures as they are.  Of
-``leaderboard.json`` it keeps what the site and ``compare`` read: metrics of every row are means of
-the lines of ``runs.csv``, the ratios of a verdict stand in its table, and what the paper prints
-comes with the project once.  ``runs.csv`` has no gaps, which are differences of its lines, no share
+``leaderboard.json`` it keeps what the site and ``compare`` read: metrics stand in ``runs.csv``, the
+ratios of a verdict in its table, and what the paper prints comes with the project once.
+``runs.csv`` has no gaps, which are differences of its lines, no share
 of the ceiling reached, which is forget_loss over ceiling.loss, no settings, which are in
 ``leaderboard.json``, and the first twelve digits of digests.
 Fractions have six digits there and five in ``runs.csv``; distances by seed, which ``compare``
@@ -23,7 +23,7 @@ from typing import Any
 
 from stable_forgetting.benchmarks.report.shipped import RESULTS
 
-BULKY = ("gaps", "dynamics", "parts", "worst", "edges")
+BULKY = ("gaps", "dynamics", "parts", "worst", "edges", "metrics")
 KEPT = ("ag", "ag4")
 LEFT_OUT = ("gap.", "config.", "ceiling.reached")
 ELSEWHERE = ("audits", "published")
@@ -32,8 +32,6 @@ RATIOS = ("ratio", "answers")
 SUMMARY = ("mean", "low", "high")
 COST = ("seconds", "base_parameters")
 BY_SEED = "ag_per_seed"
-MEANS = ("fa", "ra", "ta", "mia")
-"""Metrics whose means ``tools.gpu`` sets beside a GPU's."""
 _FRACTION = re.compile(r"(?<![^,\n])-?\d+\.\d+(e[+-]?\d+)?(?![^,\n])")
 """A cell of a CSV file that is a number with a fraction."""
 _DIGEST = re.compile(r"(?<![^,\n])[0-9a-f]{64}(?![^,\n])")
@@ -53,11 +51,6 @@ def thin(board: dict[str, Any]) -> dict[str, Any]:
         own["cost"] = {key: value for key, value in (row["cost"] or {}).items() if key in COST}
         if own.get("verdict"):
             own["verdict"] = {k: v for k, v in own["verdict"].items() if k not in RATIOS}
-        own["metrics"] = {
-            name: {"mean": row["metrics"][name]["mean"]}
-            for name in MEANS
-            if row["metrics"].get(name)
-        }
         rows.append(own)
     others = {key: value for key, value in board.items() if key not in ELSEWHERE}
     whole: dict[str, Any] = rounded({**others, "rows": rows})

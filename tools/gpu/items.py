@@ -124,9 +124,9 @@ ITEMS: Mapping[str, Item] = {
         "runs:cifar",
     ),
     "transfer": Item(
-        "cifar100-class10-small-all at ViT-S size, one sitting",
+        "cifar10-transfer-vit-s: a pretraining on CIFAR-100, ten tuned rows, five seeds",
         10,
-        "a sitting is cut off",
+        "measured beside two other trainings: 720 s, so the second sitting ends it",
         "runs:transfer",
     ),
     "tofu": Item(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -174,7 +176,7 @@ def precision(job: Job) -> Iterator[Row]:
 
     The three runs share the card.
     """
-    shipped = files("stable_forgetting.benchmarks") / "results" / KNOWN / "leaderboard.json"
+    shipped = files("stable_forgetting.benchmarks") / "results" / KNOWN / "runs.csv"
     known = _metrics(Path(str(shipped)))
     rows, seeds = ("original,gd_sine", "1") if job.tiny else (KNOWN_ROWS, "1,2")
     fewer = [f"protocol.train.{text}" for text in ("epochs=1", "warmup_steps=0")]
@@ -189,7 +191,7 @@ def precision(job: Job) -> Iterator[Row]:
     end = time.monotonic() + job.seconds
     for kind, child in children.items():
         ended = child.wait(end - time.monotonic())
-        boards = [*stores[kind].glob("suites/*/leaderboard.json")]
+        boards = [*stores[kind].glob("suites/*/runs.csv")]
         found = _metrics(boards[0]) if boards else {}
         if not found:
             yield {"precision": kind, "says": last_line(ended), "ok": False}
@@ -199,14 +201,16 @@ def precision(job: Job) -> Iterator[Row]:
 
 
 def _metrics(path: Path) -> dict[str, dict[str, float]]:
-    """Row -> mean metrics of a leaderboard."""
-    board = json.loads(path.read_text(encoding="utf-8"))
+    """Row -> mean metrics over the seeds of a ``runs.csv``."""
+    runs: dict[str, list[dict[str, str]]] = {}
+    with path.open(encoding="utf-8", newline="") as lines:
+        for run in csv.DictReader(lines):
+            if run["replicate"] == "0" and run[METRICS[0]]:
+                runs.setdefault(run["row"], []).append(run)
     return {
-        row["row"]: {name: row["metrics"][name]["mean"] for name in METRICS}
-        for row in board["rows"]
-        if row["metrics"].get(METRICS[0])
+        row: {name: fmean(float(run[name]) for run in found) for name in METRICS}
+        for row, found in runs.items()
     }
-
 
 def tests(job: Job) -> Iterator[Row]:
     """Counts of the test suite, and one row per test that fails."""
@@ -315,9 +319,8 @@ def cifar(job: Job) -> Iterator[Row]:
 
 
 def transfer(job: Job) -> Iterator[Row]:
-    """Ten of 100 classes forgotten, every row, at ViT-S size."""
-    size = ("model.dim=384", "model.depth=12", "model.heads=6")
-    return _sitting(job, "cifar100-class10-small-all", range(1, 4), size)
+    """A random tenth forgotten after a pretraining, at ViT-S size."""
+    return _sitting(job, "cifar10-transfer-vit-s", range(1, 6), ())
 
 
 def tofu(job: Job) -> Iterator[Row]:
