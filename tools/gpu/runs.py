@@ -212,6 +212,7 @@ def _metrics(path: Path) -> dict[str, dict[str, float]]:
         for row, found in runs.items()
     }
 
+
 def tests(job: Job) -> Iterator[Row]:
     """Counts of the test suite, and one row per test that fails."""
     job.work.mkdir(parents=True, exist_ok=True)
