@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -98,49 +99,46 @@ def test_the_shipped_page_and_the_findings_are_those_of_the_shipped_cards():
     said = prose(FINDINGS)
     of = {(own.suite, own.metric): own for own in found}
 
-    def r(suite, metric):
-        return f"{of[suite, metric].relearnt:.2f}".lstrip("0")
+    def r(suite, *metrics):
+        return [f"{of[suite, metric].relearnt:.2f}".lstrip("0") for metric in metrics]
 
-    order = ("forget_odds_rest", "forget_odds_top", "forget_log_ratio")
-    assert all(of["authors-cards", metric].ranks for metric in (*order, "log10_fq"))
-    assert "(R {}, {} and {})".format(*(r("authors-cards", metric) for metric in order)) in said
-    told = "log10 of forget quality ({}) and the JS divergence of the answers ({})"
-    assert (
-        told.format(*(r("authors-cards", metric) for metric in ("log10_fq", "js_forget"))) in said
-    )
-    assert of["authors-cards", "js_forget"].ranks
+    def may(suite, *metrics):
+        return [of[suite, metric].ranks for metric in metrics]
+
+    authors, digit, tenth, notes, news = (
+        "authors-cards", "digits-class", "digits-random", "tdec-cards", "muse-cards"
+    )  # fmt: skip
+    order = ("forget_odds_rest", "forget_odds_top", "forget_log_ratio", "log10_fq", "js_forget")
     failed = ("forget_prob", "forget_rouge", "extraction_strength")
-    assert all(of["authors-cards", metric].low == 1 for metric in failed)
-    assert not any(of["authors-cards", metric].ranks for metric in failed)
-    told = "Mean probability ({}), ROUGE-L ({}) and extraction strength ({})"
-    assert told.format(*(r("authors-cards", metric) for metric in failed)) in said
-    assert all(of["digits-class", m].ranks for m in ("fa", "ua", "forget_loss", "mia_auc"))
-    assert f"does not (R {r('digits-class', 'mia')}), nor does the JS divergence " in said
-    assert f"({r('digits-class', 'js_forget')})" in said
-    assert not of["digits-class", "mia"].ranks and not of["digits-class", "js_forget"].ranks
-    tenth = {metric: own for (suite, metric), own in of.items() if suite == "digits-random"}
-    assert all(tenth[metric].ranks for metric in ("fa", "ua", "forget_loss", "mia"))
-    assert f"the SVC attack (R {r('digits-random', 'mia')}) pass" in said
-    js, changed, auc = (tenth[metric] for metric in ("js_forget", "changed_forget", "mia_auc"))
-    assert js.low < 0.5 and changed.low < 0.5 and not auc.ranks
-    assert f"(area {js.area:.2f})".replace("0.", ".") in said
-    assert f"answered otherwise ({changed.area:.2f})".replace("0.", ".") in said
-    ends = f"({auc.area:.2f} [{auc.low:.2f}, {auc.high:.2f}])".replace("0.", ".")
-    assert f"misses the limit {ends}" in said
-    notes = [of["tdec-cards", metric] for metric in ("forget_el", "forget_ma")]
-    assert all(own.ranks for own in notes)
-    told = "extraction likelihood (R {}) and memorisation accuracy ({})"
-    assert told.format(r("tdec-cards", "forget_el"), r("tdec-cards", "forget_ma")) in said
-    news = ("min_k_auc", "verbmem", "knowmem_f", "privleak", "forget_accuracy", "forget_loss")
-    assert [of["muse-cards", metric].ranks for metric in news] == [True, *[False] * 3, True, True]
-    assert all(of["muse-cards", metric].low == 1 for metric in news[1:3])
+    assert all(may(authors, *order)) and not any(may(authors, *failed))
     told = (
-        "Min-k AUC (R {}), token accuracy ({}) and the loss ({}) pass. VerbMem ({}) and KnowMem "
-        "({}) tell the 60"
+        "our three terms of forgetting (R {}, {} and {}), log10 of forget quality ({}), JS "
+        "divergence of answers ({}) | mean probability ({}), ROUGE-L ({}), extraction strength ({})"
     )
-    named = ("min_k_auc", "forget_accuracy", "forget_loss", "verbmem", "knowmem_f")
-    assert told.format(*(r("muse-cards", metric) for metric in named)) in said
-    assert f"PrivLeak ({r('muse-cards', 'privleak')}), which is relative to" in said
+    assert told.format(*r(authors, *order, *failed)) in said
+    assert all(may(digit, "fa", "ua", "forget_loss", "mia_auc"))
+    assert not any(may(digit, "mia", "js_forget"))
+    told = "the SVC attack that AG4 averages (R {}), JS divergence ({})"
+    assert told.format(*r(digit, "mia", "js_forget")) in said
+    assert all(may(tenth, "fa", "ua", "forget_loss", "mia"))
+    js, changed, auc = (of[tenth, metric] for metric in ("js_forget", "changed_forget", "mia_auc"))
+    assert js.low < 0.5 and changed.low < 0.5 and not auc.ranks
+    told = (
+        f"the SVC attack (R {r(tenth, 'mia')[0]}) | JS divergence (area {js.area:.2f}), share "
+        f"answered otherwise ({changed.area:.2f}), membership by loss ({auc.area:.2f} "
+        f"[{auc.low:.2f}, {auc.high:.2f}])"
+    )
+    assert re.sub(r"\b0\.", ".", told) in said
+    assert all(may(notes, "forget_el", "forget_ma"))
+    told = "extraction likelihood (R {}), memorisation accuracy ({})"
+    assert told.format(*r(notes, "forget_el", "forget_ma")) in said
+    named = ("min_k_auc", "forget_accuracy", "forget_loss", "verbmem", "knowmem_f", "privleak")
+    assert may(news, *named) == [True] * 3 + [False] * 3
+    told = (
+        "Min-k AUC (R {}), token accuracy ({}), the loss ({}) | VerbMem ({}), KnowMem ({}), "
+        "PrivLeak ({})"
+    )
+    assert told.format(*r(news, *named)) in said
     kept = [of[key] for key in of if key[1] in ("ra", "ta", "mu", "knowmem_r")]
     assert len(kept) == 6 and not any(own.ranks for own in kept)
 
