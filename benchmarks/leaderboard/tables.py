@@ -16,7 +16,6 @@ from stable_forgetting.benchmarks.report.cells import (
     interval,
     number,
     percent,
-    settings,
     significant,
     spread,
 )
@@ -262,18 +261,16 @@ SPENT = {"retain_passes": 1, "retain_samples": 0, "forget_samples": 0, "steps": 
 
 
 def cost_table(board: Leaderboard) -> Table:
-    """What every row read and trained, for how long, and with which tuned parameters."""
+    """What every row read and trained, and for how long."""
     rows = []
     for row in board.rows:
         base = row.cost.get("base_parameters")
         trained = row.cost.get("trainable_parameters")
         share = None if not base or trained is None else 100 * trained / base
         cells = [number(row.cost.get(name), digits) for name, digits in SPENT.items()]
-        cells += [str(row.trials or MISSING)] if board.trials else []
-        rows.append([row.label, *cells, number(share, 2), settings(row.chosen) or MISSING])
+        rows.append([row.label, *cells, number(share, 2)])
     heads = ["method", "retain passes", "retain samples", "forget samples", "steps", "seconds"]
-    heads += ["trials"] if board.trials else []
-    heads += ["trained %", "chosen by tuning"]
+    heads += ["trained %"]
     return table(heads, rows, marks=reference_marks(board))
 
 
