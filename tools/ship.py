@@ -4,8 +4,8 @@
 ``leaderboard.json`` it keeps what the site and ``compare`` read: metrics stand in ``runs.csv``, the
 ratios of a verdict in its table, and what the paper prints comes with the project once.
 ``runs.csv`` has no gaps, which are differences of its lines, no share of the ceiling reached, which
-is forget_loss over ceiling.loss, no distances and settings, which are in ``leaderboard.json``, and
-the first twelve digits of digests.
+is forget_loss over ceiling.loss, no distances and settings, which are in ``leaderboard.json``, no
+column that another one says, and the first twelve digits of digests.
 Fractions have six digits there and five in ``runs.csv``; distances by seed, which ``compare``
 tests, have ten.  So the wheel stays below two megabytes.
 """
@@ -26,6 +26,8 @@ from stable_forgetting.benchmarks.report.shipped import RESULTS
 BULKY = ("gaps", "dynamics", "parts", "worst", "edges", "metrics")
 KEPT = ("ag", "ag4")
 LEFT_OUT = ("gap.", "config.", "ceiling.reached", "distance")
+DERIVED = ("ua", "fq")
+"""Columns of ``runs.csv`` that another one says: 100 - fa, and 10 to the power of log10_fq."""
 ELSEWHERE = ("audits", "published")
 RATIOS = ("ratio", "answers")
 """Of a verdict."""
@@ -53,8 +55,16 @@ def thin(board: dict[str, Any]) -> dict[str, Any]:
             own["verdict"] = {k: v for k, v in own["verdict"].items() if k not in RATIOS}
         rows.append(own)
     others = {key: value for key, value in board.items() if key not in ELSEWHERE}
-    whole: dict[str, Any] = rounded({**others, "rows": rows})
+    settings = stated(board["settings"])
+    whole: dict[str, Any] = rounded({**others, "settings": settings, "rows": rows})
     return whole
+
+
+def stated(value: Any) -> Any:
+    """Settings without those that say nothing."""
+    if isinstance(value, dict):
+        return {key: stated(own) for key, own in value.items() if own is not None}
+    return value
 
 
 def rounded(value: Any, digits: int = 6) -> Any:
@@ -69,7 +79,11 @@ def rounded(value: Any, digits: int = 6) -> Any:
 def shortened(text: str) -> str:
     """The same CSV without gaps and settings, all fractions at five significant digits."""
     heads, *lines = csv.reader(io.StringIO(text))
-    kept = [place for place, head in enumerate(heads) if not head.startswith(LEFT_OUT)]
+    kept = [
+        place
+        for place, head in enumerate(heads)
+        if head not in DERIVED and not head.startswith(LEFT_OUT)
+    ]
     stream = io.StringIO()
     rows = ([line[place] for place in kept] for line in (heads, *lines))
     csv.writer(stream, lineterminator="\n").writerows(rows)
