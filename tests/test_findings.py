@@ -359,7 +359,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "With the saturating loss it is nearer in {} of {} and farther in {};",
      lambda: ({2: "two", 3: "three"}[readings(SATURATING).count("nearer")],
               {18: "eighteen", 19: "nineteen"}[len(readings(SATURATING))],
-              {1: "one"}[readings(SATURATING).count("farther")])),
+              {2: "two"}[readings(SATURATING).count("farther")])),
     (FINDINGS, "(after a pretraining, n = 5): {} against {} ({}).",
      lambda: (f"{distance('cifar10-transfer', 'gd_ul_tanh_tight'):.1f}",
               f"{distance('cifar10-transfer', 'gd_ul'):.1f}",
@@ -515,6 +515,27 @@ def test_the_table_of_larger_models_is_that_of_the_reports(suite):
     assert said == " | ".join([str(seeds), *values])
     met = versus.encounters([SINE], [RESULTS])[0]
     assert next(own.reading for own in met if own.suite == suite) in ("same", "not apart")
+
+
+def test_the_ranks_on_another_architecture_are_as_said():
+    both = [
+        {row["row"]: row["derived"]["ag"]["mean"] for row in methods(suite)}
+        for suite in ("tofu-small", "tofu-small-llama")
+    ]
+    rows = [row for row in both[1] if row in both[0]]
+
+    def correlation(rows: list[str]) -> str:
+        found = spearmanr(*([own[row] for row in rows] for own in both)).statistic
+        return f"{found:.2f}".removeprefix("0")
+
+    rest = [row for row in rows if row != "gd_lora"]
+    place = [1 + sum(own[row] < own["gd_lora"] for row in rows) for own in both]
+    said = (
+        f"is {correlation(rows)} over {({12: 'twelve'})[len(rows)]} rows, {correlation(rest)} "
+        f"without LoRA, which falls from the {({3: 'third'})[place[0]]} of their places to the "
+        f"{({11: 'eleventh'})[place[1]]}."
+    )
+    assert said in prose(FINDINGS)
 
 
 def test_corrections_by_benjamini_hochberg_are_as_said():
