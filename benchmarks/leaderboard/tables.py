@@ -269,9 +269,8 @@ def cost_table(board: Leaderboard) -> Table:
         share = None if not base or trained is None else 100 * trained / base
         cells = [number(row.cost.get(name), digits) for name, digits in SPENT.items()]
         rows.append([row.label, *cells, number(share, 2)])
-    heads = ["method", "retain passes", "retain samples", "forget samples", "steps", "seconds"]
-    heads += ["trained %"]
-    return table(heads, rows, marks=reference_marks(board))
+    heads = ["retain passes", "retain samples", "forget samples", "steps", "seconds", "trained %"]
+    return table(["method", *heads], rows, marks=reference_marks(board))
 
 
 def further_table(board: Leaderboard) -> Table:

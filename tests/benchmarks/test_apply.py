@@ -399,7 +399,7 @@ def test_two_applications_do_not_share_a_folder(request_):
 # What cannot be done is said in one line ---------------------------------------------------------
 
 
-def says(request, error, *words):
+def assert_refused(request, error, *words):
     with pytest.raises(error) as caught:
         apply(request)
     text = str(caught.value)
@@ -426,7 +426,7 @@ def says(request, error, *words):
     ],
 )
 def test_bad_requests(request_, changes, words):
-    says(dataclasses.replace(request_, **changes), ConfigError, *words)
+    assert_refused(dataclasses.replace(request_, **changes), ConfigError, *words)
 
 
 def folder_with(world, tmp_path, **changes):
@@ -456,7 +456,7 @@ def folder_with(world, tmp_path, **changes):
 )
 def test_bad_configs(world, request_, tmp_path, changes, words):
     folder = folder_with(world, tmp_path, **changes)
-    says(dataclasses.replace(request_, model=folder), CheckpointError, *words)
+    assert_refused(dataclasses.replace(request_, model=folder), CheckpointError, *words)
 
 
 def test_bad_weights(world, request_, tmp_path):
@@ -465,33 +465,33 @@ def test_bad_weights(world, request_, tmp_path):
     weights["head.weight"][0, 0] = float("nan")
     save_file(weights, folder / "model.safetensors")
     request = dataclasses.replace(request_, model=folder)
-    says(request, CheckpointError, "head.weight", "NaN")
+    assert_refused(request, CheckpointError, "head.weight", "NaN")
     (folder / "model.safetensors").write_bytes(b"not weights")
-    says(request, CheckpointError, "not a readable safetensors file")
+    assert_refused(request, CheckpointError, "not a readable safetensors file")
     (folder / "model.safetensors").unlink()
-    says(request, CheckpointError, "holds no model.safetensors")
+    assert_refused(request, CheckpointError, "holds no model.safetensors")
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    says(request, CheckpointError, "pytorch_model.bin", "safetensors")
+    assert_refused(request, CheckpointError, "pytorch_model.bin", "safetensors")
     (folder / "pytorch_model.bin").unlink()
     shutil.copy(world / "model" / "model.safetensors", folder)
     (folder / "config.json").write_text("{")
-    says(request, CheckpointError, "not readable as JSON")
+    assert_refused(request, CheckpointError, "not readable as JSON")
     (folder / "config.json").unlink()
-    says(request, CheckpointError, "holds no config.json")
+    assert_refused(request, CheckpointError, "holds no config.json")
 
 
 @pytest.mark.parametrize("name", ["model.pth", "model.bin", "model.pt", "model.ckpt", "model.pkl"])
 def test_pickles_are_refused_unread(request_, tmp_path, name):
     file = tmp_path / name
     file.write_bytes(b"\x80\x04K\x01.")
-    says(dataclasses.replace(request_, model=file), CheckpointError, name, "safetensors")
+    assert_refused(dataclasses.replace(request_, model=file), CheckpointError, name, "safetensors")
 
 
 def test_bare_files_need_arch_and_classes(world, request_, tmp_path):
     file = world / "model" / "model.safetensors"
-    says(dataclasses.replace(request_, model=file), ConfigError, "arch and num_classes")
+    assert_refused(dataclasses.replace(request_, model=file), ConfigError, "arch and num_classes")
     missing = dataclasses.replace(request_, model=tmp_path / "nowhere")
-    says(missing, CheckpointError, "no such folder")
+    assert_refused(missing, CheckpointError, "no such folder")
 
 
 def broken_images(tmp_path, change):
@@ -543,7 +543,7 @@ def _unknown_class(folder):
 @pytest.mark.parametrize("role", ["forget", "test"])
 def test_bad_folders(request_, tmp_path, change, words, role):
     folder = broken_images(tmp_path, change)
-    says(dataclasses.replace(request_, **{role: folder}), DataError, *words)
+    assert_refused(dataclasses.replace(request_, **{role: folder}), DataError, *words)
 
 
 @pytest.mark.parametrize("role", ["retain", "test"])
@@ -552,7 +552,7 @@ def test_an_image_belongs_to_one_folder(world, request_, tmp_path, role):
     shutil.copytree(world / role, folder)
     shutil.copy(world / "forget" / "red" / "01.png", folder / "red" / "copy.png")
     words = (str(Path("red", "01.png")), str(Path("red", "copy.png")), "same image")
-    says(dataclasses.replace(request_, **{role: folder}), DataError, *words)
+    assert_refused(dataclasses.replace(request_, **{role: folder}), DataError, *words)
 
 
 # Names of class folders ---------------------------------------------------------------------------
