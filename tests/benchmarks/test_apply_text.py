@@ -22,7 +22,7 @@ from stable_forgetting.common.bounded.files import load_adapter
 from stable_forgetting.language.apply.report import outcome
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.tokenizers import train_tokenizer
-from tests.benchmarks.test_apply import says, sha256
+from tests.benchmarks.test_apply import assert_refused, sha256
 
 NAMES = ("Ada", "Bruno", "Clara", "Dmitri", "Elena", "Farid", "Greta", "Hiro", "Ines", "Jonas")
 TOWNS = ("Oslo", "Lima", "Cairo", "Perth", "Quito", "Turin", "Basel", "Osaka", "Minsk", "Dakar")
@@ -331,7 +331,9 @@ def test_sharded_weights_are_read_and_written(world, request_, done, tmp_path, m
     assert statement["after"] == done.statement["after"]
     assert torch.equal(logits_of(*reloaded(out)), logits_of(*reloaded(done.out)))
     next(iter(sharded.glob("model-00002*"))).unlink()
-    says(dataclasses.replace(request_, model=sharded, out=tmp_path / "x"), CheckpointError, "00002")
+    assert_refused(
+        dataclasses.replace(request_, model=sharded, out=tmp_path / "x"), CheckpointError, "00002"
+    )
 
 
 def test_half_precision_is_kept_and_rounding_is_told(world, request_, tmp_path):
@@ -413,29 +415,31 @@ def test_a_collapse_and_an_unknown_text_are_told():
     ],
 )
 def test_bad_requests(request_, changes, words):
-    says(dataclasses.replace(request_, **changes), ConfigError, *words)
+    assert_refused(dataclasses.replace(request_, **changes), ConfigError, *words)
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_work(request_, tmp_path):
     (tmp_path / "file").write_text("x")
     request = dataclasses.replace(request_, out=tmp_path / "file" / "out", model=tmp_path / "none")
-    says(request, ConfigError, "file is not a folder that can be written")
+    assert_refused(request, ConfigError, "file is not a folder that can be written")
 
 
 def test_methods_that_a_text_does_not_fit(world, request_):
-    says(dataclasses.replace(request_, method="scrub_r", params=()), DataError, "one class label")
+    assert_refused(
+        dataclasses.replace(request_, method="scrub_r", params=()), DataError, "one class label"
+    )
     llama = dataclasses.replace(request_, model=world / "llama", method="influence", params=())
-    says(llama, ConfigError, "gradients by sample", "another method")
+    assert_refused(llama, ConfigError, "gradients by sample", "another method")
 
 
 def test_text_options_are_not_for_images(request_, tmp_path):
-    says(
+    assert_refused(
         dataclasses.replace(request_, forget=tmp_path, options={"template": "llama2_chat"}),
         ConfigError,
         "text",
     )
     (tmp_path / "f.txt").write_text("x")
-    says(dataclasses.replace(request_, forget=tmp_path / "f.txt"), ConfigError, ".jsonl")
+    assert_refused(dataclasses.replace(request_, forget=tmp_path / "f.txt"), ConfigError, ".jsonl")
 
 
 QA = '{"question": "Who?", "answer": "Ada."}'
@@ -467,7 +471,7 @@ def test_bad_files(request_, tmp_path, content, words, role):
     if content is not None:
         path.write_text(content)
     request = dataclasses.replace(request_, **{role: path})
-    says(request, DataError, "bad.jsonl", *words)
+    assert_refused(request, DataError, "bad.jsonl", *words)
 
 
 @pytest.mark.parametrize("role", ["retain", "test"])
@@ -475,7 +479,7 @@ def test_a_row_belongs_to_one_file(request_, tmp_path, role):
     double = dict(FORGET[1], answer=FORGET[1]["answer"] + "  ")
     path = write_rows(tmp_path / "more.jsonl", [{"text": "Something else."}, double])
     words = ("forget.jsonl row 2", "more.jsonl row 2", "are the same")
-    says(dataclasses.replace(request_, **{role: path}), DataError, *words)
+    assert_refused(dataclasses.replace(request_, **{role: path}), DataError, *words)
 
 
 @pytest.fixture
@@ -499,46 +503,46 @@ def test_bad_weights(broken):
     bad = {name: tensor.clone() for name, tensor in good.items()}
     bad[key][0, 0] = float("nan")
     save_file(bad, path, {"format": "pt"})
-    says(request, CheckpointError, key, "NaN")
+    assert_refused(request, CheckpointError, key, "NaN")
     save_file({k: v for k, v in good.items() if k != key}, path, {"format": "pt"})
-    says(request, CheckpointError, key, "config.json")
+    assert_refused(request, CheckpointError, key, "config.json")
     save_file(good | {key: torch.zeros(3)}, path, {"format": "pt"})
-    says(request, CheckpointError, key, "(3,)", "config.json")
+    assert_refused(request, CheckpointError, key, "(3,)", "config.json")
     path.write_bytes(b"not weights")
-    says(request, CheckpointError, "cannot be read")
+    assert_refused(request, CheckpointError, "cannot be read")
     path.unlink()
-    says(request, CheckpointError, "holds no model.safetensors")
+    assert_refused(request, CheckpointError, "holds no model.safetensors")
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    says(request, CheckpointError, "pytorch_model.bin", "safetensors")
-    says(
+    assert_refused(request, CheckpointError, "pytorch_model.bin", "safetensors")
+    assert_refused(
         dataclasses.replace(request, model=folder / "pytorch_model.bin"), CheckpointError, "pickle"
     )
     (folder / "model.safetensors.index.json").write_text("{}")
-    says(request, CheckpointError, "weight_map")
+    assert_refused(request, CheckpointError, "weight_map")
 
 
 def test_bad_folders(broken, tmp_path):
     folder, request = broken
     change_config(folder, quantization_config={"bits": 4})
-    says(request, CheckpointError, "quantised")
+    assert_refused(request, CheckpointError, "quantised")
     change_config(folder, quantization_config=None, dtype="float64")
-    says(request, CheckpointError, "float64")
+    assert_refused(request, CheckpointError, "float64")
     change_config(folder, dtype="float32", model_type="no_such_type")
-    says(request, DataError, "config")
+    assert_refused(request, DataError, "config")
     (folder / "tokenizer.json").unlink()
-    says(request, CheckpointError, "no tokenizer")
+    assert_refused(request, CheckpointError, "no tokenizer")
     (folder / "adapter_config.json").write_text("{}")
-    says(request, CheckpointError, "adapter_model.safetensors", "add it")
+    assert_refused(request, CheckpointError, "adapter_model.safetensors", "add it")
     (folder / "adapter_config.json").unlink()
     (folder / "config.json").write_text("{")
-    says(request, CheckpointError, "not readable as JSON")
+    assert_refused(request, CheckpointError, "not readable as JSON")
     (folder / "config.json").unlink()
-    says(request, CheckpointError, "holds no config.json")
-    says(
+    assert_refused(request, CheckpointError, "holds no config.json")
+    assert_refused(
         dataclasses.replace(request, model=tmp_path / "nowhere"), CheckpointError, "no such folder"
     )
     hub = dataclasses.replace(request, model=Path("nobody/nothing"))
-    says(hub, CheckpointError, "no such folder", "hub", "network")
+    assert_refused(hub, CheckpointError, "no such folder", "hub", "network")
 
 
 def test_gpt2_is_refused(request_, tmp_path):
@@ -547,7 +551,7 @@ def test_gpt2_is_refused(request_, tmp_path):
     folder = tmp_path / "gpt2"
     AutoModelForCausalLM.from_config(config_of("gpt2")).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    says(dataclasses.replace(request_, model=folder), ConfigError, "Conv1D", "GPT-Neo")
+    assert_refused(dataclasses.replace(request_, model=folder), ConfigError, "Conv1D", "GPT-Neo")
 
 
 def test_a_hub_id_is_fetched_once_and_named(world, request_, monkeypatch):
