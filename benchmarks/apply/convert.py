@@ -14,7 +14,11 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.store.pickled import read_weights, write_weights
 from stable_forgetting.common.store.weights import CONFIG, WEIGHTS
-from stable_forgetting.vision.apply.sizes import inferred_config, with_image_size
+from stable_forgetting.vision.apply.sizes import (
+    inferred_config,
+    with_image_size,
+    with_preparation,
+)
 
 BESIDE = (
     "config.json",
@@ -66,7 +70,7 @@ def convert(
         shapes = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
         config = inferred_config(shapes, arch, str(file))
         config = config if image_size is None else with_image_size(config, image_size)
-        config |= _named(label_names, config["num_classes"])
+        config = with_preparation(config) | _named(label_names, config["num_classes"])
     with workplace(out, {}) as place, place.writing() as folder:
         write_weights(weights, folder / WEIGHTS)
         copied = _copy_beside(file, folder)
@@ -80,6 +84,10 @@ def convert(
         lines.append(f"the prefix '{weights.prefix}' of a wrapper was taken off every name")
     if config is not None:
         lines.append(f"{CONFIG}: {json.dumps(config)}")
+        lines.append(
+            f"images are prepared as timm has it for {arch}: correct mean, std, crop_pct and "
+            f"interpolation in pretrained_cfg of {CONFIG} if the model was trained on others"
+        )
     elif CONFIG not in copied:
         lines.append(f"no {CONFIG} lies beside {file.name}: give --arch, or add one")
     return lines + ([f"copied {', '.join(copied)}"] if copied else [])

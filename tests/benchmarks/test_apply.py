@@ -555,6 +555,15 @@ def test_an_image_belongs_to_one_folder(world, request_, tmp_path, role):
     assert_refused(dataclasses.replace(request_, **{role: folder}), DataError, *words)
 
 
+def test_files_of_the_system_are_no_images(world, tmp_path):
+    folder = tmp_path / "forget"
+    shutil.copytree(world / "forget", folder)
+    plain = list_folder(folder, "forget")
+    for name in (".DS_Store", "Thumbs.db", "desktop.ini"):
+        (folder / "red" / name).write_bytes(b"x")
+    assert list_folder(folder, "forget") == plain
+
+
 # Names of class folders ---------------------------------------------------------------------------
 
 

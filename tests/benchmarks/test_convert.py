@@ -13,6 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from stable_forgetting.benchmarks.apply import apply, convert
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
+from stable_forgetting.vision.apply.checkpoint import read_checkpoint
+from stable_forgetting.vision.apply.preprocessing import Preprocessing
+from stable_forgetting.vision.apply.sizes import fitting_config
 from tests.benchmarks.test_apply import NAMES, request_, sha256, world  # noqa: F401
 
 
@@ -42,6 +45,8 @@ def test_a_pth_of_another_size_from_ddp_is_converted_and_unlearned(
     assert done.code == 0, done.err
     assert "'module.'" in done.out and "'state_dict'" in done.out
     config = json.loads((out / "config.json").read_text())
+    assert config.pop("pretrained_cfg")["input_size"] == [3, 32, 32]
+    assert "correct mean, std, crop_pct" in done.out
     assert config == {
         "architecture": "test_vit",
         "num_classes": 4,
@@ -80,6 +85,50 @@ def test_a_convolutional_network_is_told_its_input(tmp_path):
     config = json.loads((out / "config.json").read_text())
     assert config["num_classes"] == 3 and config["pretrained_cfg"]["input_size"] == [3, 64, 64]
     assert "model_args" not in config and any("config.json" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"img_size": 32, "patch_size": 8},
+        {"img_size": 24, "patch_size": 4, "depth": 2, "in_chans": 1},
+        {"depth": 1, "num_classes": 7},
+        {"img_size": 48, "class_token": False, "global_pool": "avg"},
+        {"embed_dim": 32},
+    ],
+)
+def test_a_vision_transformer_of_other_sizes_is_rebuilt_or_refused(tmp_path, arguments):
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", **arguments).eval()
+    held = {"architecture": "test_vit", "num_classes": model.num_classes}
+    if arguments.keys() & {"class_token", "embed_dim"}:  # weights do not say everything
+        assert fitting_config(held, model) is None
+        with pytest.raises(CheckpointError, match="belongs to another model than test_vit: name"):
+            converted(tmp_path, model.state_dict(), arch="test_vit")
+        assert not (tmp_path / "converted").exists()
+        return
+    out, _ = converted(tmp_path, model.state_dict(), arch="test_vit")
+    config = json.loads((out / "config.json").read_text())
+    prepared = config.pop("pretrained_cfg")
+    assert config == fitting_config(held, model)
+    said = {**config.get("model_args", {}), "num_classes": config["num_classes"]}
+    assert {name: said[name] for name in arguments} == arguments
+    rebuilt = read_checkpoint(out, None, None).load().eval()
+    channels, side = arguments.get("in_chans", 3), arguments.get("img_size", 160)
+    assert prepared["input_size"] == [channels, side, side]
+    images = torch.rand(2, channels, side, side)
+    assert torch.equal(rebuilt(images), model(images))
+
+
+def test_a_corrected_crop_leaves_what_else_timm_says(tmp_path):
+    model = timm.create_model("test_vit", img_size=32, num_classes=3)
+    out, _ = converted(tmp_path, model.state_dict(), arch="test_vit")
+    config = json.loads((out / "config.json").read_text())
+    for cfg in ({**config["pretrained_cfg"], "crop_pct": 1.0}, {"crop_pct": 1.0}):
+        (out / "config.json").write_text(json.dumps({**config, "pretrained_cfg": cfg}))
+        found = Preprocessing.of(read_checkpoint(out, None, None).load())
+        assert (found.size, found.crop_pct, found.mean) == (32, 1.0, (0.5, 0.5, 0.5))
+        assert "32 px, bicubic, crop_pct 1 (center), mean 0.5, 0.5, 0.5, std" in found.said()
 
 
 def test_names_of_a_wrapper_are_named_with_the_mend(request_, state, tmp_path):  # noqa: F811

@@ -207,6 +207,8 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
         """What these measurements say, in plain words."""
         before, after = statement["before"], statement["after"]
         lines = [*filter(None, [self.doubt(before)])]
+        if self.prepared_for is not None:
+            lines.append(self.prepared_for.said())
         for part in ("forget", "retain", "test"):
             if part in after:
                 was, now = before[part]["accuracy"], after[part]["accuracy"]

@@ -29,6 +29,7 @@ from stable_forgetting.common.store.weights import (
 )
 from stable_forgetting.vision.apply.sizes import (
     POSITIONS,
+    cfg_of,
     check_architecture,
     classifier_key,
     stored_image_size,
@@ -275,7 +276,8 @@ def build(checkpoint: Checkpoint) -> nn.Module:
         model = create_model(
             name,
             pretrained=False,
-            pretrained_cfg=checkpoint.config.get("pretrained_cfg") or None,
+            pretrained_cfg={**cfg_of(name), **(checkpoint.config.get("pretrained_cfg") or {})}
+            or None,
             **arguments,
         )
     except Exception as error:  # whatever a model's constructor makes of foreign arguments

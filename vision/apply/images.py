@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 IMAGE, LABEL = ("image", "img", "pixel_values"), ("label", "labels")
 """Columns of a data set whose samples are mappings, as on the hub."""
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+OF_THE_SYSTEM = frozenset({"thumbs.db", "desktop.ini"})
+"""Files that Windows puts into folders of images."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def _files_below(folder: Path, role: str) -> list[str]:
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
-            if name.startswith("."):
+            if name.startswith(".") or name.lower() in OF_THE_SYSTEM:
                 continue
             file = Path(parent, name)
             if file.suffix.lower() not in IMAGES or not file.is_file():

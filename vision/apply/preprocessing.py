@@ -97,6 +97,15 @@ class Preprocessing:
         """For the statement."""
         return {**dataclasses.asdict(self), "augmentation": "none"}
 
+    def said(self) -> str:
+        """For a reader: what a model that was trained on other images would show."""
+        mean, std = (", ".join(f"{value:g}" for value in each) for each in (self.mean, self.std))
+        return (
+            f"Images were prepared as the model's config says: {self.size} px, "
+            f"{self.interpolation}, crop_pct {self.crop_pct:g} ({self.crop_mode}), mean {mean}, "
+            f"std {std}. A model trained on images prepared otherwise measures too low here."
+        )
+
     @cached_property
     def _transform(self) -> Any:
         from timm.data import create_transform

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, one_line
+from stable_forgetting.common.store.weights import CONFIG
 
 if TYPE_CHECKING:
     from torch import nn
 
 Shapes = Mapping[str, Sequence[int]]
 """Name of a tensor -> its shape."""
-POSITIONS = "pos_embed"
+POSITIONS, PATCHES = "pos_embed", "patch_embed.proj.weight"
+PREPARATION = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 
 
 def check_architecture(name: str, origin: str) -> None:
@@ -42,24 +44,40 @@ def with_image_size(config: Mapping[str, Any], size: int) -> dict[str, Any]:
     name = config["architecture"]
     arguments = {**(config.get("model_args") or {}), "img_size": size}
     try:
-        _try_size(_blank(name, arguments), size)
+        _try_size(_blank(name, arguments), size, arguments.get("in_chans"))
         return {**config, "model_args": arguments}
     except TypeError:
-        from timm.models import get_pretrained_cfg
-
-        given = get_pretrained_cfg(name)
-        cfg = {**(given.to_dict() if given else {}), **(config.get("pretrained_cfg") or {})}
+        cfg = {**cfg_of(name), **(config.get("pretrained_cfg") or {})}
         channels = (cfg.get("input_size") or (3,))[0]
         return {**config, "pretrained_cfg": {**cfg, "input_size": [channels, size, size]}}
     except Exception as error:  # whatever a model's constructor makes of a size
         raise ConfigError(f"image_size: {name} takes no {size} px ({one_line(error)})") from None
 
 
-def _try_size(model: nn.Module, size: int) -> None:
+def cfg_of(name: str) -> dict[str, Any]:
+    """What timm says of an architecture: input, mean, std, crop.  Nothing of where weights lie."""
+    from timm.models import get_pretrained_cfg
+
+    given = get_pretrained_cfg(name)
+    return given.to_dict(remove_source=True, remove_null=True) if given else {}
+
+
+def with_preparation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of timm's that says how images are prepared, so that a user can correct it."""
+    own, given = cfg_of(config["architecture"]), config.get("pretrained_cfg") or {}
+    said = {**{key: own[key] for key in PREPARATION if key in own}, **given}
+    arguments = config.get("model_args") or {}
+    channels, height, width = said.get("input_size", (3, 224, 224))
+    height = width = arguments.get("img_size", height)
+    said["input_size"] = [arguments.get("in_chans", channels), height, width]
+    return {**config, "pretrained_cfg": {**said, "num_classes": config["num_classes"]}}
+
+
+def _try_size(model: nn.Module, size: int, channels: int | None) -> None:
     """A forward without memory, which raises what a real one would."""
     import torch
 
-    channels = getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0]
+    channels = channels or getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0]
     model.eval()(torch.zeros(1, channels, size, size, device="meta"))
 
 
@@ -75,6 +93,8 @@ def _blank(name: str, arguments: Mapping[str, Any]) -> nn.Module:
 def inferred_config(shapes: Shapes, architecture: str, origin: str) -> dict[str, Any]:
     """What ``config.json`` says of weights whose architecture is known.
 
+    A vision transformer may differ from its name in patch size, depth, channels and image size.
+
     Raises:
         CheckpointError: They are of another architecture.
     """
@@ -86,8 +106,44 @@ def inferred_config(shapes: Shapes, architecture: str, origin: str) -> dict[str,
             f"{origin}: holds no '{key}'; it belongs to another model than {architecture}"
         )
     config: dict[str, Any] = {"architecture": architecture, "num_classes": int(shapes[key][0])}
+    arguments = _stored_arguments(shapes, model)
+    if arguments:
+        config["model_args"] = arguments
+        model = _blank(architecture, arguments)
     size = stored_image_size(shapes.get(POSITIONS), model)
-    return config if size is None else with_image_size(config, size)
+    config = config if size is None else with_image_size(config, size)
+    built = _blank(architecture, {**config.get("model_args", {}), "num_classes": shapes[key][0]})
+    wanted = {name: tensor.shape for name, tensor in built.state_dict().items()}
+    for name in [*wanted, *shapes]:
+        problem = _misfit(name, shapes, wanted)
+        if problem is not None:
+            raise CheckpointError(
+                f"{origin}: {problem}; it belongs to another model than {architecture}: name that "
+                f"one, or leave arch out and write a {CONFIG} with its model_args"
+            )
+    return config
+
+
+def _stored_arguments(shapes: Shapes, model: nn.Module) -> dict[str, Any]:
+    """What weights say of a vision transformer, where it is not the architecture's own."""
+    blocks: Any = getattr(model, "blocks", None)
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    patches = tuple(shapes.get(PATCHES, ()))
+    if blocks is None or len(patches) != 4 or len(own.get(PATCHES, ())) != 4:
+        return {}
+    numbers = {int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")}
+    said = {"patch_size": patches[3], "in_chans": patches[1], "depth": len(numbers)}
+    usual = {"patch_size": own[PATCHES][3], "in_chans": own[PATCHES][1], "depth": len(blocks)}
+    return {name: value for name, value in said.items() if value != usual[name]}
+
+
+def _misfit(name: str, shapes: Shapes, wanted: Shapes) -> str | None:
+    if name not in shapes:
+        return f"'{name}' is missing"
+    if name not in wanted:
+        return f"'{name}' is unknown"
+    given, right = tuple(shapes[name]), tuple(wanted[name])
+    return None if given == right else f"'{name}' has shape {given}, not {right}"
 
 
 def fitting_config(config: Mapping[str, Any], model: nn.Module) -> dict[str, Any] | None:
@@ -97,17 +153,11 @@ def fitting_config(config: Mapping[str, Any], model: nn.Module) -> dict[str, Any
         config: Architecture and number of classes.
         model: Built by timm, with whatever arguments.
     """
-    side = getattr(getattr(model, "patch_embed", None), "img_size", None)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    for more in ({}, {"model_args": {"img_size": side and side[0]}}):
-        arguments = {"num_classes": config["num_classes"], **more.get("model_args", {})}
-        try:
-            blank = _blank(config["architecture"], arguments).state_dict()
-        except Exception:
-            continue
-        if {name: tensor.shape for name, tensor in blank.items()} == shapes:
-            return {**config, **more}
-    return None
+    try:
+        return {**config, **inferred_config(shapes, config["architecture"], "the model")}
+    except (CheckpointError, ConfigError):
+        return None
 
 
 def classifier_key(model: nn.Module) -> str | None:
