@@ -99,9 +99,11 @@ def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
         hits = fnmatch.filter(modules, pattern)
         if not hits:
             linear = [name for name, module in modules.items() if _adaptable(module)]
+            listed = ", ".join(linear[:6]) + (" ..." if len(linear) > 6 else "")
             raise ConfigError(
                 f"adapter target '{pattern}' matches no layer; linear layers here: "
-                f"{', '.join(linear[:6])}{' ...' if len(linear) > 6 else ''}"
+                f"{listed or 'none'}; name some of them in adapter.targets, or choose a method "
+                "without an adapter"
             )
         chosen.update(dict.fromkeys(hits))
     for name in chosen:
