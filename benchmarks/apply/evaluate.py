@@ -148,7 +148,7 @@ def read_given(model: Any, tokenizer: Any = None) -> Any:
     """A checkpoint of a folder or hub id, or a model in memory in its place: ``load``, ``name``."""
     if isinstance(model, str | Path):
         path = Path(model)
-        return read_checkpoint(path, None, None) if is_timm(path) else read_causal(path)
+        return read_checkpoint(path) if is_timm(path) else read_causal(path)
     if hasattr(model, "get_input_embeddings"):
         return GivenCausal(model, tokenizer)
     return model

@@ -39,15 +39,14 @@ class Reading(TypedDict, total=False):
             tokenizer, where it has one.
         max_length: Tokens of the longest row of text; longer texts are divided.
         arch: timm's name, for a bare file of image weights.
-        num_classes: Number of classes, for a bare file.
-        image_size: Side in px of the images that a bare file was trained on.
+        image_size: Side in px of the images that a bare file was trained on, where its weights do
+            not tell it.
     """
 
     tokenizer: Any
     template: str | None
     max_length: int | None
     arch: str | None
-    num_classes: int | None
     image_size: int | None
 
 

@@ -64,9 +64,6 @@ class Order:
     set_: Overrides = None
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0
     arch: Annotated[str | None, typer.Option(help="Images: timm name, for a bare file.")] = None
-    num_classes: Annotated[int | None, typer.Option(help="Images: classes, for a bare file.")] = (
-        None
-    )
     image_size: Annotated[
         int | None, typer.Option(help="Images: side in px, for a bare file.", min=1)
     ] = None
@@ -128,7 +125,7 @@ class Order:
 @command(
     "unlearn apply --model my_vit/ --forget forget/ --retain retain/ --method gd_lora --out "
     "forgotten/",
-    "unlearn apply --model vit.safetensors --arch vit_tiny_patch16_224 --num-classes 10 --forget "
+    "unlearn apply --model vit.safetensors --arch vit_tiny_patch16_224 --forget "
     "forget/ --method ascent --out out/ --set lr=1e-5",
     "unlearn apply --model my_llm/ --forget forget.jsonl --retain retain.jsonl --test unseen.jsonl "
     "--method ihl --out forgotten/ --set batch_size=8",

@@ -128,11 +128,11 @@ def briefly(words: list[str]) -> list[str]:
     if "--convert" in words:
         return words
     models = {"meta-llama/Llama-3.1-8B-Instruct": "my_llm"}
-    kept = without(words, "--template", "--num-classes")
+    kept = without(words, "--template")
     brief = ["--set", "batch_size=4"]
     brief += [] if "scrub" in " ".join(words) else ["--set", "steps=2"]
     brief += [] if any(word.endswith(".jsonl") for word in words) else ["--goal", "50"]
-    brief += ["--num-classes", "4", "--anyway"] if "--num-classes" in words else []
+    brief += ["--anyway"] if "--arch" in words else []
     return [*(models.get(word, word) for word in kept), *brief]
 
 

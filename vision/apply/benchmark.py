@@ -50,7 +50,7 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
     kind: ClassVar[str] = "images"
     unit: ClassVar[str] = "images"
     form: ClassVar[str] = "a folder of images (CLASS/x.png)"
-    options: ClassVar[tuple[str, ...]] = ("arch", "num_classes", "image_size")
+    options: ClassVar[tuple[str, ...]] = ("arch", "image_size")
     card: ClassVar[Mapping[str, str]] = {
         "library_name": "timm",
         "pipeline_tag": "image-classification",

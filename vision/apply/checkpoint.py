@@ -25,6 +25,7 @@ from stable_forgetting.common.store.weights import (
     WEIGHTS,
     keep_metadata,
     refuse_pickles,
+    refuse_wrapped,
     save_weights,
 )
 from stable_forgetting.vision.apply.sizes import (
@@ -32,6 +33,7 @@ from stable_forgetting.vision.apply.sizes import (
     cfg_of,
     check_architecture,
     classifier_key,
+    inferred_config,
     stored_image_size,
     with_image_size,
 )
@@ -144,7 +146,7 @@ class Checkpoint:
 
 
 def read_checkpoint(
-    path: Path, arch: str | None, num_classes: int | None, image_size: int | None = None
+    path: Path, arch: str | None = None, image_size: int | None = None
 ) -> Checkpoint:
     """Finds the weights and what they belong to.
 
@@ -152,19 +154,18 @@ def read_checkpoint(
         path: A folder with ``model.safetensors`` and ``config.json`` as timm writes them for the
             hub, a ``.safetensors`` file, or the name of such a model on the hub, which is fetched.
         arch: timm's name, for a bare file.
-        num_classes: Number of classes, for a bare file.
-        image_size: Side in px of the images that a bare file was trained on, where that is not the
-            architecture's own.
+        image_size: Side in px of the images that a bare file was trained on, where its weights do
+            not tell it.
 
     Raises:
         CheckpointError: Something is missing, pickled or malformed.
-        ConfigError: ``arch`` and ``num_classes`` are given for a folder, or missing for a file.
+        ConfigError: ``arch`` is given for a folder, or missing for a file.
     """
     if path.is_dir() or is_repository(path):
-        if arch is not None or num_classes is not None or image_size is not None:
+        if arch is not None or image_size is not None:
             raise ConfigError(
                 f"{path}: its {CONFIG} names the architecture and model_args.img_size; leave out "
-                "arch, num_classes and image_size, or give the .safetensors file itself"
+                "arch and image_size, or give the .safetensors file itself"
             )
         if path.is_dir():
             return _read_folder(path)
@@ -176,17 +177,17 @@ def read_checkpoint(
         )
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: not a .safetensors file, nor a folder with {WEIGHTS}")
-    if arch is None or num_classes is None:
+    if arch is None:
         raise ConfigError(
-            f"{path}: a bare file needs arch and num_classes; or give a folder with "
+            f"{path}: a bare file needs arch, its timm name; or give a folder with "
             f"{WEIGHTS} and {CONFIG}"
         )
-    config: dict[str, Any] = {"architecture": arch, "num_classes": num_classes}
-    checked = _checked(path, config, "arch")
-    if image_size is None:
-        return checked
-    check_architecture(arch, str(path))
-    return replace(checked, config=with_image_size(config, image_size))
+    bare = Checkpoint(path, {"architecture": arch}, None)
+    if not bare.shapes:
+        raise CheckpointError(f"{path}: not a readable safetensors file, or an empty one")
+    refuse_wrapped(path, bare.shapes)
+    config = inferred_config(bare.shapes, arch, str(path))
+    return replace(bare, config=with_image_size(config, image_size) if image_size else config)
 
 
 def is_timm(path: Path) -> bool:
@@ -204,7 +205,7 @@ def is_timm(path: Path) -> bool:
 def _read_folder(folder: Path) -> Checkpoint:
     if is_adapter(folder):
         base = Path(base_of(folder))
-        return replace(read_checkpoint(base, None, None), repository=None, adapter=folder)
+        return replace(read_checkpoint(base), repository=None, adapter=folder)
     weights, config = folder / WEIGHTS, folder / CONFIG
     if not weights.is_file():
         for other in sorted(folder.iterdir()):
@@ -214,7 +215,7 @@ def _read_folder(folder: Path) -> Checkpoint:
         content = json.loads(config.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
-            f"{folder}: holds no {CONFIG}; add it, or give the file with arch and num_classes"
+            f"{folder}: holds no {CONFIG}; add it, or give the file with arch"
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{config}: not readable as JSON ({error})") from None
@@ -303,5 +304,5 @@ def _check_shapes(model: nn.Module, checkpoint: Checkpoint) -> None:
     if size is not None:
         raise CheckpointError(
             f"{checkpoint.weights}: its '{POSITIONS}' is that of images of {size} px; give "
-            f"--image-size {size} beside a bare file, or model_args.img_size in {CONFIG}"
+            f"model_args.img_size in {CONFIG}"
         )
