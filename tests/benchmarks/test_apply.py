@@ -442,6 +442,10 @@ def folder_with(world, tmp_path, **changes):
     [
         ({"num_classes": 5, "label_names": None}, ["4 classes", "num_classes 5"]),
         ({"num_classes": "four"}, ["num_classes", "four"]),
+        (
+            {"architecture": None, "architectures": ["ViTForImageClassification"]},
+            ["transformers", "forget()"],
+        ),
         ({"label_names": ["a", "b"]}, ["2 names for 4 classes"]),
         ({"label_names": [1, 2, 3, 4]}, ["label_names", "names"]),
         ({"architecture": "test_vitt"}, ["did you mean 'test_vit'"]),

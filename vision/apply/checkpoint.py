@@ -221,6 +221,11 @@ def _read_folder(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{config}: not readable as JSON ({error})") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{config}: must be a mapping")
+    if "architecture" not in content and content.get("architectures"):
+        raise CheckpointError(
+            f"{config}: a model of transformers, and images need one of timm's; in Python, "
+            "forget() takes any module that returns logits"
+        )
     nested = content.get("pretrained_cfg")
     if "num_classes" not in content and isinstance(nested, dict) and "num_classes" in nested:
         content["num_classes"] = nested["num_classes"]
