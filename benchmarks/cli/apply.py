@@ -65,7 +65,7 @@ class Order:
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0
     arch: Annotated[str | None, typer.Option(help="Images: timm name, for a bare file.")] = None
     image_size: Annotated[
-        int | None, typer.Option(help="Images: side in px, for a bare file.", min=1)
+        int | None, typer.Option(help="Images: side in px, if the weights do not tell it.", min=1)
     ] = None
     template: Annotated[
         str | None,

@@ -296,13 +296,16 @@ def test_svg_survives_partly_undefined_rows(hand_made, tmp_path):
         "gd": {1: (82, 97, 89, None), 2: (80, 98, 90, 32)},
     }
     board = make_leaderboard(*hand_made(tmp_path, table))
-    ElementTree.fromstring(picture(board).svg)
+    drawn = ElementTree.fromstring(picture(board).svg)
+    assert "gd" in [e.text for e in drawn.iter() if e.tag.endswith("text")]
+    assert [e for e in drawn.iter() if e.tag.endswith("circle")]
     nothing = make_leaderboard(
         *hand_made(tmp_path / "b", {"retrain": {1: (1, 1, 1, 1)}})
         if (tmp_path / "b").mkdir() is None
         else ()
     )
-    ElementTree.fromstring(picture(nothing).svg)
+    empty = ElementTree.fromstring(picture(nothing).svg)
+    assert not [e for e in empty.iter() if e.tag.endswith("circle")]
 
 
 def test_html_is_balanced_and_escaped(board):

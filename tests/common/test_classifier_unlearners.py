@@ -205,17 +205,17 @@ def test_golden_losses_can_tell_methods_apart(golden_twins):
     ],
 )
 def test_forgetting_costs_forget_more_than_retain(results, losses, original, variant):
-    _costs_forget_more(losses(original), losses(results[variant]))
+    assert_forget_rises_more(losses(original), losses(results[variant]))
 
 
 def test_scrub_costs_forget_more_than_retain(golden, golden_original, golden_models, losses):
     """Where its student differs from its teacher from the start; elsewhere rounding leads it."""
     source = golden.source(NOISE)
     before, after = losses(golden_original, source), losses(golden_models["scrub"], source)
-    _costs_forget_more(before, after)
+    assert_forget_rises_more(before, after)
 
 
-def _costs_forget_more(before, after):
+def assert_forget_rises_more(before, after):
     rise = {part: after[part] - before[part] for part in before}
     assert rise["forget"] > 0.05 and rise["forget"] > 2 * rise["retain"]
 

@@ -308,6 +308,6 @@ def _check_shapes(model: nn.Module, checkpoint: Checkpoint) -> None:
     size = stored_image_size(shapes.get(POSITIONS), model)
     if size is not None:
         raise CheckpointError(
-            f"{checkpoint.weights}: its '{POSITIONS}' is that of images of {size} px; give "
-            f"model_args.img_size in {CONFIG}"
+            f"{checkpoint.weights}: its '{POSITIONS}' is that of images of {size} px; leave "
+            f"out image_size, or correct model_args.img_size in {CONFIG}"
         )
