@@ -28,7 +28,7 @@ from stable_forgetting.language.data.tdec import notes
 from stable_forgetting.language.data.tokenizers import train_tokenizer
 from stable_forgetting.language.models.families import PUBLISHED
 from tools.faults.child import Child, Ended, command
-from tools.faults.trials import kills
+from tools.faults.trials import kills as kills_of
 from tools.faults.world import SUITE, World, contents
 from tools.gpu.items import Job, Row
 
@@ -125,7 +125,7 @@ def rehearsals(job: Job) -> Iterator[Row]:
 
 
 def bits(job: Job) -> Iterator[Row]:
-    """The jobs of the fault campaign made twice, a text suite made twice, then jobs with kills."""
+    """The jobs of the fault campaign made twice, and a text suite made twice."""
     path = write_suite(job, TEXT)
     world = World(fresh(job, "world"), job.device)
     for name in world.answers:
@@ -135,9 +135,14 @@ def bits(job: Job) -> Iterator[Row]:
     stores = (fresh(job, "texts-one"), fresh(job, "texts-two"))
     runs = [unlearn(job, "run", path, "--store", s, "--workers", 1) for s in stores]
     yield _compared("texts, run again", runs[-1], *map(contents, stores))
-    for number, name in enumerate(("run",) if job.tiny else ("run", "apply", "sweep", "attack")):
+
+
+def kills(job: Job) -> Iterator[Row]:
+    """The jobs of the fault campaign, killed at random times and started again until they end."""
+    world = World(fresh(job, "killed"), job.device)
+    for number, name in enumerate(("run",) if job.tiny else ("attack", "run", "apply", "sweep")):
         until = time.monotonic() + job.seconds / 8
-        tally = kills(name)(world, Random(number), 2 if job.tiny else 40, until)
+        tally = kills_of(name)(world, Random(number), 2 if job.tiny else 40, until)
         result = {"what": f"images, {name} killed", "kills": tally.tried, **tally.outcomes}
         says = "; ".join(tally.breaches[:3])
         yield {**result, "says": says, "ok": tally.tried > 0 and not tally.breaches}

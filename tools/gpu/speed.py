@@ -216,18 +216,22 @@ def _guarded(row: dict[str, Any], work: Callable[[], Row]) -> Row:
             torch.cuda.empty_cache()
 
 
-def _cases(job: Job, ranks: Sequence[int]) -> list[tuple[str, int, str]]:
-    """(type, rank, backend of what is compiled); compilation takes longest and comes last."""
-    backend = "eager" if job.tiny else "inductor"
+def _plain(job: Job, ranks: Sequence[int]) -> list[tuple[str, int, str]]:
+    """(type, rank, no backend), the goal's case first."""
     plain = [("bfloat16", RANK, ""), ("float32", RANK, "")]
-    plain += [("bfloat16", rank, "") for rank in (() if job.tiny else ranks)]
-    return [*plain, ("bfloat16", RANK, backend)]
+    return plain + [("bfloat16", rank, "") for rank in (() if job.tiny else ranks)]
+
+
+def _compiled(job: Job) -> tuple[str, int, str]:
+    """The type, the rank and the backend that compiles."""
+    return "bfloat16", RANK, "eager" if job.tiny else "inductor"
 
 
 def layers(job: Job) -> Iterator[Row]:
     """Forward and backward of one layer whose input requires a gradient."""
     shapes = {"tiny": (24, 16)} if job.tiny else LAYERS
-    for (kind, rank, backend), name in product(_cases(job, (4, 16, 32)), shapes):
+    cases = [*_plain(job, (4, 16, 32)), _compiled(job)]  # compilation takes longest
+    for (kind, rank, backend), name in product(cases, shapes):
         k, d = shapes[name]
         row = {"layer": name, "k": k, "d": d, "rank": rank, "type": kind}
         row["W_eff MB"] = k * d * TYPES[kind].itemsize / 1e6
@@ -347,7 +351,16 @@ def step_runs(job: Job, body: Body, rank: int, kind: str, backend: str = "") -> 
 
 def steps(job: Job) -> Iterator[Row]:
     """Forward, backward and AdamW with adapters on the MLPs; the goal is that of bfloat16."""
-    for (kind, rank, backend), body in product(_cases(job, (4, 32)), bodies(job.tiny)):
+    yield from _steps(job, _plain(job, (4, 32)))
+
+
+def compiled(job: Job) -> Iterator[Row]:
+    """The same steps beside the eager merged layer under ``torch.compile``."""
+    yield from _steps(job, [_compiled(job)])
+
+
+def _steps(job: Job, cases: Sequence[tuple[str, int, str]]) -> Iterator[Row]:
+    for (kind, rank, backend), body in product(cases, bodies(job.tiny)):
         row = {"model": body.name, "tokens": body.tokens, "rank": rank, "type": kind}
         yield _guarded(row, partial(_step, job, body, rank, kind, backend))
 
