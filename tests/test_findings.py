@@ -587,51 +587,83 @@ def test_the_papers_bound_is_active_in_no_table():
              for suite in suites}  # fmt: skip
     assert len(found) >= 15 and set(found.values()) == {0.0}
     (_, table), *_ = tables("theory/width.md")
-    most = max(float(row[table.heads.index("past 0.5")].removesuffix(" %")) for row in table.rows)
-    assert f"it acts in at most {most} % (one seed)" in prose(README)
+    place, width = table.heads.index("past 0.5"), table.heads.index("width")
+    found = {row[width]: [] for row in table.rows}
+    for row in table.rows:
+        found[row[width]].append(float(row[place].removesuffix(" %")))
+    most, wide = max(max(values) for values in found.values()), max(found["768"])
+    assert most == max(found["64"])
+    said = f"it acts in at most {most} % at width 64, and in {wide:.2f} % at width 768 (one seed)"
+    assert said in prose(README)
+
+
+def width_rows():
+    (_, table), *_ = tables("theory/width.md")
+    return [dict(zip(table.heads, row, strict=True)) for row in table.rows]
 
 
 def test_the_largest_argument_by_width_is_as_said():
-    (_, table), *_ = tables("theory/width.md")
-    largest, past = (table.heads.index(head) for head in ("largest", "past 0.5"))
-    sine = [row for row in table.rows if (*row[2:5], row[6]) == ("2", "adamw", "sine", "1")]
-    for family, said in (("vit", "{}, {}, {} and {} at widths"), ("gpt_neo", "{}, {}, {} and {}.")):
-        found = {
-            int(row[1]): row[largest].lstrip("0")
-            for row in sine
-            if (row[0], row[5]) == (family, "500")
-        }
-        assert said.format(*(found[width] for width in sorted(found))) in prose(FINDINGS)
-    long = {row[0]: row for row in sine if row[1] == "64" and row[5] == "5000"}
-    vit, text = long["vit"], long["gpt_neo"]
-    shares = f"{vit[past].removesuffix(' %')} and {text[past]} of the entries pass 0.5"
-    assert f"{vit[largest]} (ViT) and {text[largest]} (GPT-Neo)" in prose(FINDINGS)
-    assert shares in prose(FINDINGS)
-    wide = next(row for row in sine if (row[0], row[1], row[5]) == ("vit", "192", "5000"))
-    found = {
-        width: sorted(
-            float(row[largest])
-            for row in table.rows
-            if tuple(row[:6]) == ("vit", width, "2", "adamw", "sine", "500")
-        )
-        for width in ("64", "192")
+    falls = []
+    for model, family in (("ViT", "vit"), ("GPT-Neo", "gpt_neo")):
+        for blocks, depth in (("two", "2"), ("twelve", "12")):
+            found = {
+                (row["trained for"], int(row["width"])): row["largest"]
+                for row in width_rows()
+                if (row["model"], row["depth"], row["seed"]) == (family, depth, "1")
+                and (row["optimizer"], row["adapter"]) == ("adamw", "sine")
+            }
+            values = [found[steps, width] for steps in ("500", "5000") for width in WIDTHS]
+            line = f"| {model}, {blocks} blocks | {' | '.join(values)} |"
+            assert line in prose(FINDINGS)
+            falls.append(found["500", 768] < found["500", 64])
+            falls.append(found["5000", 768] < found["5000", 64])
+    assert falls == [True] * 8
+    assert "smaller at width 768 than at 64 in all eight settings" in prose(FINDINGS)
+
+
+WIDTHS = (64, 192, 384, 768)
+
+
+def test_shares_by_number_of_steps_are_as_said():
+    first = [row for row in width_rows() if row["seed"] == "1"]
+    short = [row for row in first if row["trained for"] == "500"]
+    long = [row for row in first if row["trained for"] == "5000"]
+    assert len(short) + len(long) == len(first)
+
+    def most(rows, column="past 0.5"):
+        return max(float(row[column].split()[0]) for row in rows)
+
+    said = prose(FINDINGS)
+    assert f"In the {len(short)} runs of 500 steps" in said
+    assert f"at most {most(short)} % of the entries pass 0.5" in said
+    wide = [row for row in long if row["width"] in ("384", "768")]
+    assert max(long, key=lambda row: most([row]))["width"] == "64" and len(wide) == 12
+    ends = f"at most {most(long)} % at width 64 and {most(wide):.2f} % at widths 384 and 768"
+    assert f"In the {len(long)} runs of 5,000 steps it is {ends}" in said
+    assert most(width_rows(), "past pi/2") == 0
+    for column in ("depth", "optimizer", "adapter"):
+        assert {row[column] for row in short} == {
+            "depth": {"2", "12"},
+            "optimizer": {"adamw", "sgd"},
+            "adapter": {"sine", "tanh", "control"},
+        }[column]
+
+
+def test_the_control_is_held_back_no_less_than_sine():
+    rows = width_rows()
+    cell = ("model", "width", "depth", "optimizer", "trained for", "seed")
+    largest = {
+        (*(row[name] for name in cell), row["adapter"]): float(row["largest"]) for row in rows
     }
-    assert [len(values) for values in found.values()] == [3, 3]
-    ends = [f"{values[place]:.3f}"[1:] for values in found.values() for place in (0, -1)]
-    assert "Over three seeds it is {} to {} and {} to {} on a ViT".format(*ends) in prose(FINDINGS)
-    assert f"width 192 it is {wide[largest]}, and {wide[past]} pass" in prose(FINDINGS)
-
-
-def test_shares_after_500_steps_are_as_said():
-    (_, table), *_ = tables("theory/width.md")
-    rows = [dict(zip(table.heads, row, strict=True)) for row in table.rows]
-    short = [row for row in rows if row["trained for"] == "500"]
-    most = max(float(row["past 0.5"].split()[0]) for row in short)
-    said = f"At most {most} % of the entries pass 0.5 in any of the {len(short)} runs of 500 steps"
-    assert said in prose(FINDINGS)
-    assert {row["depth"] for row in short} == {"2", "12"}
-    assert {row["optimizer"] for row in short} == {"adamw", "sgd"}
-    assert {row["adapter"] for row in short} == {"sine", "tanh", "control"}
+    ratios = [
+        value / largest[(*where, "sine")]
+        for (*where, adapter), value in largest.items()
+        if adapter == "control"
+    ]
+    ends = (f"{min(ratios):.1f}".lstrip("0"), f"{max(ratios):.1f}")
+    assert "control is {} to {} times that of sine in the same cell".format(*ends) in prose(
+        FINDINGS
+    )
 
 
 def test_the_rank_correlation_of_ag4_and_js_is_as_said():

@@ -9,16 +9,18 @@ it has learnt by heart (a quarter forgotten).  Cells that the folder holds are n
 
 ``python -m tools.theory.width --out DIR --widths 64,192 --depths 2``
 
-On a GPU (``--device cuda``) the products of the models are in TF32.
+On a GPU (``--device cuda``) the products of the models are in TF32, each model's step is one CUDA
+graph, and ``--together 16`` trains as many models side by side.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice, product
 from pathlib import Path
@@ -28,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from stable_forgetting.benchmarks.report import curves, markdown
@@ -37,13 +40,18 @@ from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.bounded.layer import adapted_layers
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
-from tools.theory.mlp import ACTIVE, optimizer_of, trained
+from tools.theory.mlp import ACTIVE
 
 ADAPTERS = {"sine": 100.0, "tanh": 100.0, "control": 100.0}
 TARGETS = {"vit": ["blocks.*.mlp.fc*"], "gpt_neo": ["*.mlp.c_fc", "*.mlp.c_proj"]}
 RATES = {"adamw": (1e-4, 1.0, 10.0), "sgd": (1.0, 1e-5, 1e-4)}
 """Optimizer -> learning rate, retain weight, forget weight: both readings of the paper's rates."""
 BATCH, FIT_STEPS, SEQUENCES, LENGTH, VOCABULARY = 32, 1200, 64, 16, 256
+WARM_UP = 1
+"""Steps before a graph is captured: kernels are compiled and optimizer states made in them."""
+
+Base = tuple[str, int, int, int]
+"""What a base model depends on: family, width, depth and seed."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,11 @@ class Cell:
     adapter: str
     steps: int
     seed: int
+
+    @property
+    def base(self) -> Base:
+        """Cells of one base start from the same model."""
+        return self.family, self.width, self.depth, self.seed
 
 
 def base_model(cell: Cell) -> nn.Module:
@@ -109,64 +122,161 @@ def _drawn_parts(cell: Cell) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
-def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per label."""
+def losses_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of every label, in nats; (labels,)."""
     logits = model(inputs)
     logits = getattr(logits, "logits", logits)
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
 
 
-def draws(part: tuple[Tensor, Tensor], order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches of a part."""
+class Batches:
+    """Batches of a part in a drawn order, which a CUDA graph reads on by itself.
+
+    Args:
+        part: Inputs and labels.
+        steps: Batches there will be.
+        order: Draws one permutation of the part after the other.
+    """
+
+    def __init__(self, part: tuple[Tensor, Tensor], steps: int, order: torch.Generator):
+        self.part, count = part, len(part[1])
+        epochs = math.ceil(steps * BATCH / count)
+        drawn = torch.cat([torch.randperm(count, generator=order) for _ in range(epochs)])
+        self.order = drawn[: steps * BATCH].view(steps, BATCH).to(part[1].device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=part[1].device)
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """(inputs, labels) of the next batch."""
+        index = self.order.index_select(0, self.at)[0]
+        self.at += 1
+        return self.part[0][index], self.part[1][index]
+
+
+class NumbersOnCard(TorchFunctionMode):
+    """``torch.tensor(number)`` without a copy from the host, which a graph cannot hold."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Makes the tensor by filling it."""
+        if func is torch.tensor and isinstance(args[0], int | float):
+            return torch.full((), *args, **(kwargs or {}))
+        if func is torch.tensor and args[0] == []:
+            return torch.empty(0, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def optimizer_of(model: nn.Module, kind: str, lr: float) -> torch.optim.Optimizer:
+    """Plain SGD, or AdamW at its defaults without weight decay, on what is trained."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr)
+    on_card = parameters[0].is_cuda
+    return torch.optim.AdamW(parameters, lr, weight_decay=0.0, fused=on_card, capturable=on_card)
+
+
+def trained(
+    compute: Callable[[], Tensor], optimizer: torch.optim.Optimizer, device: str
+) -> Iterator[Tensor]:
+    """Endless steps: the loss of each, after it was taken."""
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = compute()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    yield from (step() for _ in range(WARM_UP))
+    if device == "cpu":
+        while True:
+            yield step()
+
+    optimizer.zero_grad()
+    graph = torch.cuda.CUDAGraph()  # on the job's own stream: cuBLAS has a workspace for each
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()), NumbersOnCard():
+        loss = step()
     while True:
-        for batch in torch.randperm(len(part[1]), generator=order).split(BATCH):
-            yield part[0][batch], part[1][batch]
+        graph.replay()
+        yield loss
 
 
-def fit_base(cell: Cell, parts: dict[str, tuple[Tensor, Tensor]]) -> nn.Module:
-    """The base model, trained on both parts until its loss is below 0.05 nats."""
-    model = base_model(cell).train().to(parts["retain"][0].device)
-    inputs, labels = (torch.cat([part[i] for part in parts.values()]) for i in range(2))
-    batches = draws((inputs, labels), generator(cell.seed, "width", "fit"))
-    losses = (loss_of(model, *batch) for batch in islice(batches, FIT_STEPS))
-    average = 1.0
+Job = Generator[None, None, Any]
+"""Gives way after each step; its value is what it was made for."""
+
+
+def side_by_side(jobs: Iterable[Job], together: int, device: str) -> Iterator[Any]:
+    """The value of each job as it ends; a step of each of ``together`` jobs in turn.
+
+    On a card each job has a stream of its own, so that small kernels run at the same time.
+    """
+    waiting, running = iter(jobs), list[tuple[Job, Any]]()
+    while True:
+        for job in islice(waiting, together - len(running)):
+            running.append((job, None if device == "cpu" else torch.cuda.Stream()))
+        if not running:
+            return
+        for each in list(running):
+            job, stream = each
+            try:
+                with torch.cuda.stream(stream):
+                    next(job)
+            except StopIteration as end:
+                running.remove(each)
+                yield end.value
+
+
+def fit_base(cell: Cell, device: str) -> Job:
+    """The base model, trained on both parts until its loss is below 0.05 nats.
+
+    Its value is (base, model).
+    """
+    parts = load_parts(cell, device).values()
+    model = base_model(cell).train().to(device)
+    together = tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    order = generator(cell.seed, "width", "fit")
+    batches = Batches((together[0], together[1]), FIT_STEPS, order)
     optimizer = optimizer_of(model, "adamw", min(1e-3, 0.1 / cell.width))
-    for loss in trained(losses, optimizer):
-        average = 0.9 * average + 0.1 * float(loss.detach())
-        if average < 0.05:
+    average = torch.ones((), device=device)
+    losses = trained(lambda: losses_of(model, *batches.next()).mean(), optimizer, device)
+    for step, loss in enumerate(islice(losses, FIT_STEPS), 1):
+        average.mul_(0.9).add_(loss, alpha=0.1)
+        yield
+        if step % 10 == 0 and float(average) < 0.05:
             break
-    return model
+    optimizer.zero_grad()
+    return cell.base, model
 
 
-def trace(cell: Cell, device: str = "cpu") -> dict[str, Any]:
-    """Runs a cell.
+def trace(cell: Cell, base: nn.Module, device: str = "cpu") -> Job:
+    """Runs a cell on a copy of its base model.
 
-    Returns:
-        The cell with the steps ``logged`` and, at each, :func:`arguments_of`; the losses on both
-        parts before and after, and ``seconds``.
+    Its value is the cell with the steps ``logged`` and, at each, :func:`arguments_of`; the losses
+    on both parts before and after, and ``seconds``.  It ends at a loss that is not finite.
     """
     began = time.monotonic()
-    parts = load_parts(cell, device)
-    model = fit_base(cell, parts)
+    parts, model = load_parts(cell, device), copy.deepcopy(base)
     before = part_losses(model, parts)
     phi = "identity" if cell.adapter == "control" else cell.adapter
     adapter = AdapterConfig(phi=phi, omega=ADAPTERS[cell.adapter])
     attach(model, TARGETS[cell.family], adapter, generator(cell.seed, "width", "adapter"))
     rate, keep, forget = RATES[cell.optimizer]
-    order = generator(cell.seed, "width", "batches")
-    batches = {name: draws(part, order) for name, part in parts.items()}
+    batches = {
+        name: Batches(part, cell.steps, generator(cell.seed, "width", "batches", name))
+        for name, part in parts.items()
+    }
+
+    def compute() -> Tensor:
+        drawn = zip(*(batches[name].next() for name in ("retain", "forget")), strict=True)
+        kept, forgotten = losses_of(model, *map(torch.cat, drawn)).chunk(2)
+        return keep * kept.mean() - forget * forgotten.mean()
 
     logged: list[tuple[float, ...]] = []
-
-    def losses() -> Iterator[Tensor]:
-        for _ in range(cell.steps):
-            each = {name: loss_of(model, *next(draw)) for name, draw in batches.items()}
-            yield keep * each["retain"] - forget * each["forget"]
-
-    optimizer = optimizer_of(model, cell.optimizer, rate)
-    for step, _ in enumerate(trained(losses(), optimizer), 1):
+    losses = trained(compute, optimizer_of(model, cell.optimizer, rate), device)
+    for step, loss in enumerate(islice(losses, cell.steps), 1):
+        yield
         if step % max(1, cell.steps // 50) == 0:
             logged.append((step, *arguments_of(model)))
+            if not math.isfinite(float(loss)):
+                break
     names = ("logged", "largest", "past_half", "past_peak")
     traces = dict(zip(names, map(list, zip(*logged, strict=True)), strict=True))
     after = {f"{name}_after": value for name, value in part_losses(model, parts).items()}
@@ -176,17 +286,21 @@ def trace(cell: Cell, device: str = "cpu") -> dict[str, Any]:
 
 @torch.no_grad()
 def arguments_of(model: nn.Module) -> tuple[float, float, float]:
-    """(largest, past 0.5, past pi / 2) of |omega A B^T|: the last two as shares of all entries."""
+    """(largest, past 0.5, past pi / 2) of |omega A B^T|, to four digits.
+
+    The last two are shares of all entries.
+    """
     values = torch.cat([layer.arguments().abs().flatten() for _, layer in adapted_layers(model)])
     half, peak = (float((values > limit).float().mean()) for limit in (ACTIVE, math.pi / 2))
-    return float(values.max()), half, peak
+    largest, half, peak = (float(f"{value:.4g}") for value in (float(values.max()), half, peak))
+    return largest, half, peak
 
 
 @torch.no_grad()
 def part_losses(model: nn.Module, parts: dict[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
     """Name -> mean loss of at most 256 samples of a part."""
     return {
-        f"{name}_loss": float(loss_of(model, *(tensor[:256] for tensor in part)))
+        f"{name}_loss": float(losses_of(model, *(tensor[:256] for tensor in part)).mean())
         for name, part in parts.items()
     }
 
@@ -230,7 +344,7 @@ def _row(line: dict[str, Any]) -> list[str]:
 def _picture(lines: Sequence[dict[str, Any]]) -> str | None:
     """The largest argument by step of sine under Adam: a panel per family and depth."""
     panels, names = [], sorted({line["width"] for line in lines})
-    steps = min(line["steps"] for line in lines)
+    steps = max(line["steps"] for line in lines)
     for family, depth in sorted({(line["family"], line["depth"]) for line in lines}):
         drawn = {
             f"width {line['width']}": dict(zip(line["logged"], line["largest"], strict=True))
@@ -265,9 +379,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--depths", type=_numbers, default=[2])
     parser.add_argument("--optimizers", type=_words, default=[*RATES])
     parser.add_argument("--adapters", type=_words, default=[*ADAPTERS])
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=_numbers, default=[500])
     parser.add_argument("--seeds", type=_numbers, default=[1])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--together", type=int, default=1, help="models side by side on a GPU (1)")
     asked = parser.parse_args(arguments)
     if asked.device != "cpu":
         torch.set_float32_matmul_precision("high")
@@ -275,17 +390,22 @@ def main(arguments: list[str] | None = None) -> None:
     path = asked.out / "width.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {Cell(*(line[each.name] for each in fields(Cell))) for line in lines}
-    grid = (asked.seeds, asked.depths, asked.widths)
-    words = (asked.families, asked.optimizers, asked.adapters)
-    for seed, depth, width, family, optimizer, adapter in product(*grid, *words):
-        cell = Cell(family, width, depth, optimizer, adapter, asked.steps, seed)
-        if cell in done:
-            continue
-        measured = trace(cell, asked.device)
+    grid = (asked.seeds, asked.steps, asked.optimizers, asked.adapters)
+    sizes = (asked.depths, asked.widths, asked.families)
+    cells = [
+        cell
+        for seed, steps, optimizer, adapter, depth, width, family in product(*grid, *sizes)
+        if (cell := Cell(family, width, depth, optimizer, adapter, steps, seed)) not in done
+    ]
+    fits = [fit_base(cell, asked.device) for cell in {cell.base: cell for cell in cells}.values()]
+    bases = dict(side_by_side(fits, asked.together, asked.device))
+    traces = (trace(cell, bases[cell.base], asked.device) for cell in cells)
+    for measured in side_by_side(traces, asked.together, asked.device):
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(measured) + "\n")
         lines.append(measured)
         largest, active = max(measured["largest"]), max(measured["past_half"])
+        cell = Cell(*(measured[each.name] for each in fields(Cell)))
         print(f"{cell}: largest {largest:.3g}, past 0.5: {100 * active:.2f} %", flush=True)  # noqa: T201
     write_report(lines, asked.out)
 
