@@ -6,8 +6,8 @@ ratios of a verdict in its table, and what the paper prints comes with the proje
 ``runs.csv`` has no gaps, which are differences of its lines, no share of the ceiling reached, which
 is forget_loss over ceiling.loss, no distances and settings, which are in ``leaderboard.json``, no
 column that another one says, and the first twelve digits of digests.
-Fractions have six digits there and five in ``runs.csv``; distances by seed, which ``compare``
-tests, have ten.  So the wheel stays below two megabytes.
+Fractions have six digits there and five in ``runs.csv``, four where tables print three at most;
+distances by seed, which ``compare`` tests, have ten.  So the wheel stays below two megabytes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ RATIOS = ("ratio", "answers")
 SUMMARY = ("mean", "low", "high")
 COST = ("seconds", "base_parameters")
 BY_SEED = "ag_per_seed"
-_FRACTION = re.compile(r"(?<![^,\n])-?\d+\.\d+(e[+-]?\d+)?(?![^,\n])")
-"""A cell of a CSV file that is a number with a fraction."""
-_DIGEST = re.compile(r"(?<![^,\n])[0-9a-f]{64}(?![^,\n])")
+COARSE = re.compile(r".*loss|js_.*|mia_.*|.*_odds.*|.*prob|.*truth_ratio")
+"""Columns whose fractions have four digits."""
+_FRACTION = re.compile(r"-?\d+\.\d+(e[+-]?\d+)?")
+"""A cell that is a number with a fraction."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 """A cell that is a digest."""
 
 
@@ -77,7 +79,7 @@ def rounded(value: Any, digits: int = 6) -> Any:
 
 
 def shortened(text: str) -> str:
-    """The same CSV without gaps and settings, all fractions at five significant digits."""
+    """The same CSV without gaps and settings, fractions at five significant digits or four."""
     heads, *lines = csv.reader(io.StringIO(text))
     kept = [
         place
@@ -85,10 +87,17 @@ def shortened(text: str) -> str:
         if head not in DERIVED and not head.startswith(LEFT_OUT)
     ]
     stream = io.StringIO()
-    rows = ([line[place] for place in kept] for line in (heads, *lines))
+    rows = ([_short(heads[place], line[place]) for place in kept] for line in (heads, *lines))
     csv.writer(stream, lineterminator="\n").writerows(rows)
-    text = _DIGEST.sub(lambda found: found[0][:12], stream.getvalue())
-    return _FRACTION.sub(lambda found: repr(float(f"{float(found[0]):.5g}")), text)
+    return stream.getvalue()
+
+
+def _short(head: str, cell: str) -> str:
+    if _DIGEST.fullmatch(cell):
+        return cell[:12]
+    if not _FRACTION.fullmatch(cell):
+        return cell
+    return repr(float(f"{float(cell):.{4 if COARSE.fullmatch(head) else 5}g}"))
 
 
 def ship(store: Path, suite: str) -> Path:
