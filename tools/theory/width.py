@@ -40,7 +40,7 @@ from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.bounded.layer import adapted_layers
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
-from tools.theory.mlp import ACTIVE
+from tools.theory.mlp import ACTIVE, optimizer_of
 
 ADAPTERS = {"sine": 100.0, "tanh": 100.0, "control": 100.0}
 TARGETS = {"vit": ["blocks.*.mlp.fc*"], "gpt_neo": ["*.mlp.c_fc", "*.mlp.c_proj"]}
@@ -162,15 +162,6 @@ class NumbersOnCard(TorchFunctionMode):
         if func is torch.tensor and args[0] == []:
             return torch.empty(0, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
-
-
-def optimizer_of(model: nn.Module, kind: str, lr: float) -> torch.optim.Optimizer:
-    """Plain SGD, or AdamW at its defaults without weight decay, on what is trained."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if kind == "sgd":
-        return torch.optim.SGD(parameters, lr)
-    on_card = parameters[0].is_cuda
-    return torch.optim.AdamW(parameters, lr, weight_decay=0.0, fused=on_card, capturable=on_card)
 
 
 def trained(
