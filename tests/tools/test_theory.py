@@ -195,7 +195,9 @@ def test_the_bound_of_the_derivation_is_that_of_its_points():
 def test_the_arguments_of_two_widths_are_measured_once_and_drawn(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(width, "FIT_STEPS", 2)
     monkeypatch.setattr(width, "BATCH", 2)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     asked = ["--out", str(tmp_path), "--optimizers", "adamw", "--steps", "6"]
+    asked += ["--device", device, "--together", "2"]
     few = [*asked, "--widths", "8,16", "--adapters", "sine"]
     width.main([*few, "--families", "gpt_neo"])
     width.main([*few, "--families", "vit"])

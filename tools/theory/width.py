@@ -272,7 +272,8 @@ def trace(cell: Cell, base: nn.Module, device: str = "cpu") -> Job:
     traces = dict(zip(names, map(list, zip(*logged, strict=True)), strict=True))
     after = {f"{name}_after": value for name, value in part_losses(model, parts).items()}
     seconds = round(time.monotonic() - began, 1)
-    return {**asdict(cell), **traces, **before, **after, "seconds": seconds}
+    shown = {**asdict(cell), **traces, **before, **after}
+    return {**shown, "seconds": seconds, "device": torch.device(device).type}
 
 
 @torch.no_grad()
