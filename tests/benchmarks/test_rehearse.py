@@ -82,7 +82,7 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture
-def rehearses(cli, shared, built_in):
+def assert_rehearses(cli, shared, built_in):
     """Whether every row of a full suite goes well; skips what runs here as it is."""
 
     def check(suite):
@@ -98,8 +98,8 @@ def rehearses(cli, shared, built_in):
 @pytest.mark.slow
 class TestFullSuitesOfTofu:
     @pytest.mark.parametrize("suite", [name for name in suite_names() if name.startswith("tofu")])
-    def test_rehearse(self, suite, rehearses):
-        rehearses(suite)
+    def test_rehearse(self, suite, assert_rehearses):
+        assert_rehearses(suite)
 
 
 @pytest.mark.slow
@@ -107,8 +107,8 @@ class TestOtherFullSuites:
     @pytest.mark.parametrize(
         "suite", [name for name in suite_names() if not name.startswith("tofu")]
     )
-    def test_rehearse(self, suite, rehearses):
-        rehearses(suite)
+    def test_rehearse(self, suite, assert_rehearses):
+        assert_rehearses(suite)
 
 
 def test_a_record_names_what_was_rehearsed_as_it_is(tiny_suite, cli, tmp_path, monkeypatch):

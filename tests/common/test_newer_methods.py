@@ -70,7 +70,7 @@ def batch_of(labels):
     return Batch({}, labels, torch.arange(len(labels)))
 
 
-def same_gradient(ours, theirs, z):
+def assert_same_gradient(ours, theirs, z):
     """Values and gradients by the logits of two functions."""
     z = z.clone().requires_grad_()
     a, b = ours(z), theirs(z)
@@ -89,7 +89,7 @@ def test_pdu_flattens_logits_as_open_unlearning_does():
 
     term = Mean(tools.logit_spread, "tokens")
     labels = torch.zeros(3, 4, dtype=torch.int64)
-    same_gradient(lambda z: term(z, batch_of(labels)), published, values_of(3, 4, 5))
+    assert_same_gradient(lambda z: term(z, batch_of(labels)), published, values_of(3, 4, 5))
     assert tools.logit_spread(torch.ones(2, 5), torch.zeros(2).long()).tolist() == [0, 0]
 
 
@@ -123,7 +123,9 @@ def test_ilus_penalty_is_the_squared_slope_by_a_factor_on_the_logits():
         slope = torch.autograd.grad(F.cross_entropy(z * scale, labels), scale, create_graph=True)[0]
         return F.cross_entropy(z, labels) + 0.7 * slope**2
 
-    same_gradient(lambda z: tools.Invariant(0.7)(z, batch_of(labels)), published, values_of(3, 5))
+    assert_same_gradient(
+        lambda z: tools.Invariant(0.7)(z, batch_of(labels)), published, values_of(3, 5)
+    )
 
 
 def test_delete_distils_originals_other_answers():
@@ -134,7 +136,7 @@ def test_delete_distils_originals_other_answers():
         return -(masked * z.log_softmax(1)).sum(1).mean()
 
     term = self_distillation(lambda batch: teacher, math.inf, "samples")
-    same_gradient(lambda z: term(z, batch_of(labels)), published, values_of(3, 5))
+    assert_same_gradient(lambda z: term(z, batch_of(labels)), published, values_of(3, 5))
 
 
 def jensen_shannon(p, q):
@@ -151,14 +153,16 @@ def test_jensun_is_the_jensen_shannon_divergence_from_a_token_and_from_original(
     def forget(z):
         return (jensen_shannon(z.softmax(-1), hot) * counted).sum()
 
-    same_gradient(lambda z: divergence_from_token(z, labels).sum(), forget, values_of(2, 2, 5))
+    assert_same_gradient(
+        lambda z: divergence_from_token(z, labels).sum(), forget, values_of(2, 2, 5)
+    )
     teacher = values_of(2, 2, 5, seed=3)
 
     def retain(z):
         return (jensen_shannon(z.softmax(-1), teacher.softmax(-1)) * counted).sum() / 3
 
     term = JensenShannon(lambda batch: teacher, "tokens")
-    same_gradient(lambda z: term(z, batch_of(labels)), retain, values_of(2, 2, 5))
+    assert_same_gradient(lambda z: term(z, batch_of(labels)), retain, values_of(2, 2, 5))
     assert divergence_from_token(values_of(9, 2, 5, scale=50), torch.ones(9, 2).long()).max() <= 0.7
 
 
@@ -184,7 +188,7 @@ def test_simdpo_is_simpos_loss_on_mean_log_probabilities():
 
     pairs = MeanPreference(refusals=None, beta=2.0, gamma=0.3)
     ours = lambda z: pairs.term(batch_of(answers), z, batch_of(refusals), other)  # noqa: E731
-    same_gradient(ours, published, values_of(1, 3, 5))
+    assert_same_gradient(ours, published, values_of(1, 3, 5))
 
 
 # Gradients taken elsewhere -----------------------------------------------------------------------

@@ -49,7 +49,7 @@ def graded(objective, rows=EVERYONE):
     return total.item(), gradient
 
 
-def same(gradient, expected, *, tolerance=1e-9):
+def assert_same(gradient, expected, *, tolerance=1e-9):
     wanted = torch.tensor(expected, dtype=torch.float64).view_as(gradient)
     torch.testing.assert_close(gradient, wanted, rtol=tolerance, atol=1e-12)
 
@@ -59,7 +59,7 @@ def test_bad_teacher_is_the_published_loss_but_for_the_mean_over_classes():
     value, gradient = graded(TwoTeachers(*teachers, members_of(FORGOTTEN.numpy()), 2.0))
     expected = PEER["bad_teacher"]
     assert value / MADE.CLASSES == pytest.approx(expected["value"], rel=1e-12)
-    same(gradient / MADE.CLASSES, expected["gradient"])
+    assert_same(gradient / MADE.CLASSES, expected["gradient"])
 
 
 def test_bad_teacher_trains_as_published():
@@ -75,14 +75,14 @@ def test_bad_teacher_trains_as_published():
 def test_scrub_takes_the_published_steps(case, rows, forgotten):
     weights = {"temperature": MADE.TEMPERATURE, "gamma": MADE.GAMMA, "alpha": MADE.ALPHA}
     objective = Scrubbing(logits_of(MADE.COMPETENT), members_of(forgotten.numpy()), **weights)
-    same(graded(objective, rows)[1], PEER[case]["gradient"])
+    assert_same(graded(objective, rows)[1], PEER[case]["gradient"])
 
 
 def test_sfron_ascends_the_published_loss():
     turns = SimpleNamespace(last_turn=0, count=1)
     value, gradient = graded(AlternatingAscent(turns, 10, alpha=3.0, lam=0.5))
     assert -value / 3 == pytest.approx(PEER["sfron"]["value"], rel=1e-9)
-    same(-gradient / 3, PEER["sfron"]["gradient"])
+    assert_same(-gradient / 3, PEER["sfron"]["gradient"])
 
 
 def test_boundary_shrink_finds_the_published_neighbours():
@@ -106,7 +106,7 @@ def test_unsir_learns_the_published_noise():
         optimizer.zero_grad()
         objective(lambda batch: model(batch.inputs["x"]), {}).total.backward()
         optimizer.step()
-    same(noise.inputs["x"].detach(), PEER["unsir"], tolerance=1e-7)
+    assert_same(noise.inputs["x"].detach(), PEER["unsir"], tolerance=1e-7)
 
 
 @pytest.mark.parametrize("share", PEER["salun"])
@@ -127,4 +127,4 @@ def test_fisher_takes_the_published_variances():
     method = METHODS["fisher"](METHODS["fisher"].Config(alpha=3e-6))
     for name, fisher in MADE.fishers().items():
         gone = [MADE.GONE] if name.startswith("head") else None
-        same(method.variance(fisher, gone), PEER["fisher"][name])
+        assert_same(method.variance(fisher, gone), PEER["fisher"][name])

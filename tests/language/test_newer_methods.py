@@ -71,7 +71,7 @@ def batch_of(labels):
     return Batch({}, labels, torch.arange(len(labels)))
 
 
-def same_gradient(ours, theirs, z, *, values=True):
+def assert_same_gradient(ours, theirs, z, *, values=True):
     """Values, unless told, and gradients of two functions."""
     z = z.clone().requires_grad_()
     a, b = ours(z), theirs(z)
@@ -105,15 +105,15 @@ def test_tnpo_is_npo_of_each_token_and_its_gradient_is_the_published_weight(alph
         weight = 2 * p ** (beta + alpha) / (p**beta + fixed**beta)
         return (weight * log_p(z, LABELS))[COUNTED].mean()
 
-    same_gradient(ours, formula, values_of(2, 3, 5))
-    same_gradient(ours, published, values_of(2, 3, 5), values=False)
+    assert_same_gradient(ours, formula, values_of(2, 3, 5))
+    assert_same_gradient(ours, published, values_of(2, 3, 5), values=False)
 
 
 def test_tnpo_starts_as_ascent():
     z = values_of(2, 3, 5)
     term = token_preference(lambda batch: z, 4.0)
     ascent = Mean(cross_entropy, "tokens", sign=-1.0)
-    same_gradient(
+    assert_same_gradient(
         lambda x: term(x, batch_of(LABELS)), lambda x: ascent(x, batch_of(LABELS)), z, values=False
     )
     assert float(term(z, batch_of(LABELS))) == pytest.approx(math.log(2) / 2)
@@ -144,7 +144,7 @@ def test_llmu_ascends_on_answers_learns_others_and_stays_near_original():
         away = -(teacher.softmax(-1) * z[2].log_softmax(-1)).sum(-1).mean()
         return -0.5 * answer(z[0], LABELS) + answer(z[1], OTHERS) + away
 
-    same_gradient(ours, published, values_of(3, 2, 3, 5), values=False)
+    assert_same_gradient(ours, published, values_of(3, 2, 3, 5), values=False)
     entropy = -(teacher.softmax(-1) * teacher.log_softmax(-1)).sum(-1).mean()
     z = values_of(3, 2, 3, 5)
     torch.testing.assert_close(ours(z), published(z) - entropy)
@@ -172,7 +172,7 @@ def test_kto_takes_the_refusals_mean_as_reference_point():
         ratio = likelihood(z[0], LABELS) - known
         return (-F.logsigmoid(level - beta * ratio).mean() * 2 / beta) + 0 * z.sum()
 
-    same_gradient(ours, published, values_of(2, 2, 3, 5))
+    assert_same_gradient(ours, published, values_of(2, 2, 3, 5))
 
 
 # Two models --------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_ulds_assistant_learns_forget_and_uniform_on_retain():
 
     labels = torch.zeros(2, 3, dtype=torch.int64)
     term = Mean(divergence_from_uniform, "tokens")
-    same_gradient(lambda z: term(z, batch_of(labels)), published, values_of(2, 3, 5))
+    assert_same_gradient(lambda z: term(z, batch_of(labels)), published, values_of(2, 3, 5))
 
 
 def test_uld_keeps_original_and_its_assistant_is_short(text, split, trained, make_task):  # noqa: F811
