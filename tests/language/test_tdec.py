@@ -331,7 +331,14 @@ def test_the_literatures_sets_are_rows_of_the_challenge():
 
 @pytest.mark.parametrize(
     "name",
-    ["tdec-notes", "tdec-small", "tdec-gpt-neo-125m", "tdec-gpt-neo-1.3b", "tdec-gpt-neo-2.7b"],
+    [
+        "tdec-notes",
+        "tdec-small",
+        "tdec-90m",
+        "tdec-gpt-neo-125m",
+        "tdec-gpt-neo-1.3b",
+        "tdec-gpt-neo-2.7b",
+    ],
 )
 def test_the_suites_say_what_the_protocol_says(name):
     suite = load_suite(name)

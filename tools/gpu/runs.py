@@ -337,7 +337,7 @@ def tofu(job: Job) -> Iterator[Row]:
 
 def tdec(job: Job) -> Iterator[Row]:
     """The real texts, learnt by heart by a model of GPT-Neo-125M's width and depth."""
-    return _sitting(job, "tdec-small", range(5), WIDE)
+    return _sitting(job, "tdec-90m", range(5), ())
 
 
 def _sitting(job: Job, suite: str, seeds: Sequence[int], protocol: Sequence[str]) -> Iterator[Row]:

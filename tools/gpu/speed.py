@@ -52,6 +52,7 @@ from tools.perf.layers import (
 from tools.perf.timing import Run, adamw_step, apart, interleaved, peak_mb
 
 EAGER, COMPILED, FLOOR = "eager path", "merged, compiled", "three products"
+OURS_COMPILED = "ours, compiled"
 GOAL = 1.15
 """Of PEFT's time: a full step in bfloat16 with adapters on the MLPs at 4,096 tokens."""
 TOKENS = 4096
@@ -164,7 +165,8 @@ def ways_of(
     """Name -> model; the eager path shares the model of ours.
 
     Args:
-        compiled: Backend of ``torch.compile``; with it only ours, PEFT and what is compiled.
+        compiled: Backend of ``torch.compile``; with it ours (also compiled), PEFT and the eager
+            merged layer compiled.
     """
     models = variants_of(base, targets, (OURS_SINE, MERGED, PEFT, FROZEN), rank)
     for name, parameter in models[PEFT].named_parameters():
@@ -174,6 +176,8 @@ def ways_of(
     if compiled:
         torch._dynamo.reset()
         models[COMPILED] = cast(nn.Module, torch.compile(merged, backend=compiled))
+        ours = torch.compile(models[OURS_SINE], backend=compiled)
+        models[OURS_COMPILED] = cast(nn.Module, ours)
         return models
     models[EAGER] = models[OURS_SINE]
     models[FLOOR] = with_layers(models[OURS_SINE], ThreeProducts)
@@ -201,6 +205,8 @@ def _numbers(runs: Mapping[str, Run], job: Job, seconds: float) -> dict[str, flo
     medians = {name: 1e3 * float(np.median(values)) for name, values in times.items()}
     peers = [name for name in (PEFT, FLOOR, COMPILED) if name in medians]
     ratios = {f"{OURS_SINE} / {peer}": medians[OURS_SINE] / medians[peer] for peer in peers}
+    if OURS_COMPILED in medians:
+        ratios[f"{OURS_COMPILED} / {COMPILED}"] = medians[OURS_COMPILED] / medians[COMPILED]
     memory = {f"{name} MB": peak_mb(runs[name], job.device) for name in (OURS_SINE, PEFT, FROZEN)}
     return {**{f"{name} ms": value for name, value in medians.items()}, **ratios, **memory}
 
@@ -355,7 +361,7 @@ def steps(job: Job) -> Iterator[Row]:
 
 
 def compiled(job: Job) -> Iterator[Row]:
-    """The same steps beside the eager merged layer under ``torch.compile``."""
+    """The same steps under ``torch.compile``: ours, and the eager merged layer."""
     yield from _steps(job, [_compiled(job)])
 
 
