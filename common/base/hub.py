@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ def prepare_client() -> None:
     for name in ("huggingface_hub", "datasets", "httpx", "timm.models", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if not resolvable():
+        importlib.import_module("huggingface_hub.constants")
         for module in ("huggingface_hub.constants", "datasets.config"):
-            importlib.import_module(module).HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+            if module in sys.modules:  # datasets asks the client once, when it is imported
+                sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
 def resolvable() -> bool:
