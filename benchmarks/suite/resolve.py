@@ -256,7 +256,18 @@ def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
         if label in only or ((row and row.method) or label) in REFERENCES
     }
     compare = tuple(pair for pair in spec.compare if set(pair) <= set(methods))
-    return spec.model_copy(update={"methods": methods, "compare": compare})
+    update: dict[str, Any] = {"methods": methods, "compare": compare}
+    gone = spec.methods.keys() - methods.keys() - {*METHODS}
+    if spec.tune and gone & {*spec.tune.grids, *spec.tune.spaces}:
+        parts = {"grids": spec.tune.grids, "spaces": spec.tune.spaces}
+        update["tune"] = spec.tune.model_copy(
+            update={
+                part: {label: axes for label, axes in own.items() if label not in gone}
+                for part, own in parts.items()
+                if own
+            }
+        )
+    return spec.model_copy(update=update)
 
 
 def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:

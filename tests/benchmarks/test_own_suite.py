@@ -181,7 +181,9 @@ def test_the_name_of_a_built_in_suite_is_taken(tmp_path):
             load_suite(str(path))
 
 
-@pytest.mark.parametrize("name", ["digits-class", "tofu-small", "tofu-small-seq-3", "folds"])
+@pytest.mark.parametrize(
+    "name", ["digits-class", "tofu-small", "tofu-small-seq-3", "tdec-small", "folds"]
+)
 def test_a_varied_suite_is_remembered_as_it_was(name, tmp_path, tiny_suite):
     if name == "folds":
         protocols = [{"train": {"epochs": 1}}, {"scenario": {"classes": [1]}}]
