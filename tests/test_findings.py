@@ -112,6 +112,7 @@ HEAD = "maps/digits-class-head/MAP.md"
 CLASSES = "maps/cifar100-class10-bound/MAP.md"
 ALL = "digits-all-class/LEADERBOARD.md"
 TDEC, PILE = "tdec-small/LEADERBOARD.md", "pile PPL (first 20 rows) ↓"
+DEEP = "tdec-90m/LEADERBOARD.md"
 TRANSFER = "cifar10-transfer/LEADERBOARD.md"
 VIT_S, LARGE = "cifar10-transfer-vit-s", "cifar10-transfer-vit-s/LEADERBOARD.md"
 ATTACKED = "digits-class-attack/LEADERBOARD.md"
@@ -456,6 +457,14 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "Pile rises from {} to {} with it",
      lambda: (f"{cell(TDEC, 'tdec-small', 'original', PILE):,.0f}",
               f"{cell(TDEC, 'tdec-small', 'ihl_lora', PILE) // 1000 * 1000:,.0f}")),
+    (FINDINGS, "sine and its control are not apart either ({}; the largest argument is {}). "
+               "They reach both thresholds on {:.0f} and {:.0f} seeds of 3, plain gradient "
+               "difference on {:.0f}, and that keeps {} %.",
+     lambda: (interval("tdec-90m", "gd_sine", "gd_lora_omega"),
+              f"{cell(DEEP, 'bound act', 'gd_sine', 'max |arg|'):.3f}".removeprefix("0"),
+              *(cell(DEEP, "tdec-90m", row, "reached")
+                for row in ("gd_sine", "gd_lora_omega", "gd")),
+              cell(DEEP, "tdec-90m", "gd", "retain acc ↑"))),
     (FINDINGS, "a second Retrain shows {:.1f} points. TDEC's rule of over-forgetting fails a "
                "Retrain on {} of {} seeds",
      lambda: (shown("muse-news-small-attack", reference=True)[0]["after"]["mean"],

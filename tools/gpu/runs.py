@@ -336,11 +336,16 @@ def tofu(job: Job) -> Iterator[Row]:
 
 
 def tdec(job: Job) -> Iterator[Row]:
-    """The real texts, learnt by heart by a model of GPT-Neo-125M's width and depth."""
-    return _sitting(job, "tdec-90m", range(5), ())
+    """The real texts, learnt by heart by a model of GPT-Neo-125M's width and depth.
+
+    A worker that scores recited texts may need 19 GB.
+    """
+    return _sitting(job, "tdec-90m", range(3), (), sharing=7)
 
 
-def _sitting(job: Job, suite: str, seeds: Sequence[int], protocol: Sequence[str]) -> Iterator[Row]:
+def _sitting(
+    job: Job, suite: str, seeds: Sequence[int], protocol: Sequence[str], sharing: int = SHARING
+) -> Iterator[Row]:
     """One row for the first seed and one for all; keeps the report of what is complete.
 
     Workers share the card: a model this small waits for its launches, not for the card.  Tuning
@@ -351,7 +356,7 @@ def _sitting(job: Job, suite: str, seeds: Sequence[int], protocol: Sequence[str]
     if protocol:
         words += settings("protocol.train.mixed_precision=bf16", "defaults.mixed_precision=bf16")
     words += [] if job.data_root is None else ["--data-root", str(job.data_root)]
-    workers = max(1, min(SHARING, (os.cpu_count() or 1) - 2))
+    workers = max(1, min(sharing, (os.cpu_count() or 1) - 2))
     if job.tiny:
         words, suite, seeds, workers = [], str(write_suite(job, SUITE)), (1,), 1
     for count in sorted({1, len(seeds)}):
