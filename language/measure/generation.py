@@ -157,13 +157,15 @@ def _write(
     """Writes one batch to its end.
 
     A forward takes the newest token of each row and a guess of what follows it.  The tokens of a
-    wrong guess stay in the cache, hidden by the mask.
+    wrong guess stay in the cache, hidden by the mask: beyond a forward's slots it has at most
+    twice the places that the longest text needs.
     """
     tokens, seen = (_padded([table[row] for row in rows], left=True) for table in (prompts, shown))
     positions = (seen.cumsum(axis=1) - 1).clip(0)
     texts = {row: Text(prompts[row].tolist()) for row in rows}
     guesses: list[list[int]] = [[] for _ in rows]
     cache: Any = None
+    longest = tokens.shape[1] + int(limits[rows].max())
     while True:
         width = 1 if cache is None else tokens.shape[1]
         said, cache = _greedy(model, (tokens, seen, positions), width, cache)
@@ -182,7 +184,8 @@ def _write(
             rows, seen, newest = [rows[k] for k in open_rows], seen[open_rows], newest[open_rows]
             cache.batch_select_indices(torch.as_tensor(open_rows, device=device_of(model)))
         left = limits[rows] - [len(written[row]) for row in rows]
-        room = (row_limit(model) or 0) - seen.shape[1] - int(left.max())
+        places = min(row_limit(model) or 0, max(2 * longest, token_budget // len(rows)))
+        room = places - seen.shape[1] - int(left.max())
         guesses = [
             texts[row].guess(most - 1) for row, most in zip(rows, left.tolist(), strict=True)
         ]

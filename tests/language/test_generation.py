@@ -238,6 +238,22 @@ def test_guesses_save_forwards_and_change_no_text(tiny_text, kind, monkeypatch):
         assert few < 0.8 * many
 
 
+def test_wrong_guesses_take_bounded_room(tiny_text, monkeypatch):
+    model, asked, widths = tiny_text.model("llama"), prompts(7), []
+    model.base_model.register_forward_pre_hook(
+        lambda *given: widths.append(given[2]["attention_mask"].shape[1]), with_kwargs=True
+    )
+    plain = generate(model, asked, stop=[], max_new_tokens=40)
+    monkeypatch.setattr(Text, "guess", lambda text, most: [text.tokens[0]] * min(30, max(0, most)))
+    monkeypatch.setattr(generation, "worth", lambda guesses, room: [g[: room - 1] for g in guesses])
+    longest = max(map(len, asked)) + 40
+    for budget, most in ((8 * longest, 2 * longest), (21 * longest, 3 * longest)):
+        widths.clear()
+        found = generate(model, asked, stop=[], max_new_tokens=40, token_budget=budget)
+        assert [text.tolist() for text in found] == [text.tolist() for text in plain]
+        assert longest + 30 < max(widths) <= most
+
+
 def test_a_guess_is_what_followed_last_time():
     text = Text([1, 2, 3, 4, 1, 2])
     assert text.guess(9) == [3, 4]  # two tokens are shared
