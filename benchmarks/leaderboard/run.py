@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -230,6 +231,8 @@ def with_mends(suite: ResolvedSuite, text: str) -> str:
     """What failed; where memory of a card ran out, with what would lower it, as a plan counts."""
     if "OutOfMemoryError" not in text:
         return text
+    if len(re.findall(r"Process \d+ has", text)) > 1:  # torch names the others on the card
+        text += "; run again with fewer --workers, which share the card: what is stored stays"
     known = mends(suite, text.partition("/")[0])
     if not known:
         ways = "accumulation, protocol.model.gradient_checkpointing, an adapter, or FSDP"

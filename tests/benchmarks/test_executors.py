@@ -97,5 +97,7 @@ def test_a_card_that_is_full_is_told_with_its_mends():
     assert all(int(size) < planned for size in less.values())
     assert int(less["LoRA of rank 8"]) < 20, "the weights in bfloat16, and little more"
     small = run.with_mends(load_suite("digits-class"), text)
-    assert "accumulation" in small and "FSDP" in small
+    assert "accumulation" in small and "FSDP" in small and "workers" not in small
+    shared = f"{text} Process 7 has 9 GiB memory in use. Process 8 has 20 GiB memory in use."
+    assert "run again with fewer --workers" in run.with_mends(load_suite("digits-class"), shared)
     assert run.with_mends(full, "gd/seed-1: ValueError: no") == "gd/seed-1: ValueError: no"
