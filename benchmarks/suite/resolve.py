@@ -257,16 +257,13 @@ def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
     }
     compare = tuple(pair for pair in spec.compare if set(pair) <= set(methods))
     update: dict[str, Any] = {"methods": methods, "compare": compare}
-    gone = spec.methods.keys() - methods.keys() - {*METHODS}
-    if spec.tune and gone & {*spec.tune.grids, *spec.tune.spaces}:
-        parts = {"grids": spec.tune.grids, "spaces": spec.tune.spaces}
-        update["tune"] = spec.tune.model_copy(
-            update={
-                part: {label: axes for label, axes in own.items() if label not in gone}
-                for part, own in parts.items()
-                if own
-            }
-        )
+    if spec.tune:
+        gone = spec.methods.keys() - methods.keys() - {*METHODS}
+        kept = {
+            part: {k: v for k, v in getattr(spec.tune, part).items() if k not in gone}
+            for part in ("grids", "spaces")
+        }
+        update["tune"] = spec.tune.model_copy(update=kept)
     return spec.model_copy(update=update)
 
 
