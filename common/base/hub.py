@@ -6,7 +6,6 @@ lies in a repository is ever run.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import re
@@ -33,10 +32,12 @@ def prepare_client() -> None:
     for name in ("huggingface_hub", "datasets", "httpx", "timm.models", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if not resolvable():
-        importlib.import_module("huggingface_hub.constants")
-        for module in ("huggingface_hub.constants", "datasets.config"):
-            if module in sys.modules:  # datasets asks the client once, when it is imported
-                sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+        from huggingface_hub import constants
+
+        constants.HF_HUB_OFFLINE = True
+        loaded = sys.modules.get("datasets.config")  # it asks the client once, when it is imported
+        if loaded is not None:
+            loaded.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
 def resolvable() -> bool:

@@ -70,7 +70,7 @@ def outputs(model, batch, block):
     return found[0]
 
 
-def compare(objective, published, model):
+def assert_agree(objective, published, model):
     total = objective(partial(run, model), BATCHES).total
     wanted = published()
     torch.testing.assert_close(total, wanted)
@@ -92,9 +92,9 @@ def test_adaptive_rmu_has_a_vector_as_long_as_originals_state():
         hold = outputs(model, BATCHES["retain"], 1) - outputs(frozen, BATCHES["retain"], 1).detach()
         return 2 * push.square().mean() + 3 * hold[REAL].square().mean()
 
-    compare(Steering(*fields, adaptive=True), published, model)
+    assert_agree(Steering(*fields, adaptive=True), published, model)
     with pytest.raises(AssertionError):
-        compare(Steering(*fields), published, model)
+        assert_agree(Steering(*fields), published, model)
 
 
 def rerouting(model, frozen, progress, nudge=None):
@@ -119,7 +119,7 @@ def test_circuit_breakers_follow_the_published_loss_and_schedule():
         hold = torch.norm(now - then.detach(), dim=-1, p=2)[:, REAL].mean()
         return 10 * done * hold + 10 * (1 - done) * turn
 
-    compare(rerouting(model, frozen, progress), published, model)
+    assert_agree(rerouting(model, frozen, progress), published, model)
     again = Progress()
     again.load_state(progress.state())
     assert again.steps == 29
@@ -190,13 +190,13 @@ def test_lat_trains_under_the_shift_that_brings_forget_back():
         away = -torch.log(1 - p)[forget.labels != IGNORE].mean()
         return 2 * away + 4 * mean_loss(model, retain)
 
-    compare(objective, published, model)
+    assert_agree(objective, published, model)
 
 
 def test_lat_without_an_attack_is_gradient_difference():
     model = Blocks()
     objective = attacked(model, steps=0)
-    compare(objective, lambda: objective.objective(partial(run, model), BATCHES).total, model)
+    assert_agree(objective, lambda: objective.objective(partial(run, model), BATCHES).total, model)
 
 
 class Killed(Exception):

@@ -104,7 +104,7 @@ def divergence(world, length: int | None) -> torch.Tensor:
     return (before.exp() * (before - now)).sum(-1).mean()
 
 
-def same(found, wanted):
+def assert_same(found, wanted):
     assert found[0] == pytest.approx(wanted[0], rel=1e-9)
     torch.testing.assert_close(found[1], wanted[1], rtol=1e-7, atol=1e-10)
 
@@ -119,14 +119,14 @@ def same(found, wanted):
 )
 def test_kl(world, params, length):
     wanted = -answer_loss(world, "forget", length) + divergence(world, length)
-    same(value_and_gradient(world, "kl", params, length), graded(world, wanted))
+    assert_same(value_and_gradient(world, "kl", params, length), graded(world, wanted))
 
 
 def test_the_divergence_of_npo_klr(world, monkeypatch):
     ascent = METHODS["kl"].forget_term
     monkeypatch.setattr(METHODS["npo_klr"], "forget_term", ascent)  # its weight is 0 here
     both = value_and_gradient(world, "npo_klr", {"compat": "openunlearning", "forget_weight": 0.0})
-    same(both, graded(world, divergence(world, None)))
+    assert_same(both, graded(world, divergence(world, None)))
 
 
 @pytest.mark.parametrize("length", [LONG, 500])
@@ -136,7 +136,9 @@ def test_maximal_entropy(world, length):
     uniform = torch.full_like(p, 1 / p.shape[-1])
     entropy = (uniform * (uniform.log() - (p + 1e-12).log())).sum(-1).mean()
     wanted = 0.1 * entropy + answer_loss(world, "retain", length)
-    same(value_and_gradient(world, "me_gd", {"compat": "published"}, length), graded(world, wanted))
+    assert_same(
+        value_and_gradient(world, "me_gd", {"compat": "published"}, length), graded(world, wanted)
+    )
 
 
 def test_the_length_of_padding_matters(world):
@@ -185,7 +187,7 @@ def test_refusals_weigh_as_much_as_their_tokens(world):
         for b in batches.values()
     ]
     count = sum(int((b.labels >= 0).sum()) for b in batches.values())
-    same(found, graded(world, sum(losses) / count))
+    assert_same(found, graded(world, sum(losses) / count))
     assert int((batches["forget"].labels >= 0).sum()) != count / 2
     with pytest.raises(ValueError, match="leave the weights at 1"):
         cls.Config(compat="tofu", forget_weight=2.0)

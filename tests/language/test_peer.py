@@ -79,7 +79,7 @@ def scored(source, parts) -> dict[str, dict]:
     return found
 
 
-def same(values, result: dict, key: str) -> None:
+def assert_same(values, result: dict, key: str) -> None:
     """Per sample, in order."""
     wanted = [value[key] for value in result["value_by_index"].values()]
     assert len(wanted) == len(values) > 0
@@ -96,11 +96,11 @@ SETS = pytest.mark.parametrize(
 @KINDS
 def test_forget_probabilities_and_truth_ratios(golden, scored, kind):
     peer, forget = golden["models"][kind], scored[kind]["forget"].extra
-    same(tofu.probabilities(forget), peer["forget_Q_A_Prob"], "prob")
-    same(forget["answer_loss"], peer["forget_Q_A_Prob"], "avg_loss")
-    same(forget["paraphrase_loss"], peer["forget_Q_A_PARA_Prob"], "avg_loss")
-    same(forget["perturbed_loss"], peer["forget_Q_A_PERT_Prob"], "avg_loss")
-    same(tofu.truth_ratios(forget, STYLE), peer["forget_truth_ratio"], "score")
+    assert_same(tofu.probabilities(forget), peer["forget_Q_A_Prob"], "prob")
+    assert_same(forget["answer_loss"], peer["forget_Q_A_Prob"], "avg_loss")
+    assert_same(forget["paraphrase_loss"], peer["forget_Q_A_PARA_Prob"], "avg_loss")
+    assert_same(forget["perturbed_loss"], peer["forget_Q_A_PERT_Prob"], "avg_loss")
+    assert_same(tofu.truth_ratios(forget, STYLE), peer["forget_truth_ratio"], "score")
 
 
 @KINDS
@@ -108,7 +108,7 @@ def test_forget_probabilities_and_truth_ratios(golden, scored, kind):
 def test_truth_ratios_of_the_other_sets(golden, scored, kind, name, part):
     columns = scored[kind][part].extra
     ratios = tofu.truth_ratios(columns, STYLE)
-    same(ratios, golden["models"][kind][f"{name}_Truth_Ratio"], "score")
+    assert_same(ratios, golden["models"][kind][f"{name}_Truth_Ratio"], "score")
 
 
 @KINDS
@@ -118,8 +118,8 @@ def test_truth_ratios_of_the_other_sets(golden, scored, kind, name, part):
 def test_probabilities_among_options(golden, scored, kind, name, part):
     columns = scored[kind][part].extra
     wanted = golden["models"][kind][f"{name}_Q_A_Prob_normalised"]
-    same(tofu.normalised_probabilities(columns, STYLE), wanted, "prob")
-    same(tofu.probabilities(columns), golden["models"][kind][f"{name}_Q_A_Prob"], "prob")
+    assert_same(tofu.normalised_probabilities(columns, STYLE), wanted, "prob")
+    assert_same(tofu.probabilities(columns), golden["models"][kind][f"{name}_Q_A_Prob"], "prob")
 
 
 @KINDS
@@ -134,15 +134,15 @@ def test_probabilities_among_options(golden, scored, kind, name, part):
 )
 def test_rouge_of_greedy_answers(golden, scored, kind, name, part):
     result = golden["models"][kind][f"{name}_Q_A_ROUGE"]
-    same(scored[kind][part].extra["rouge_l_recall"], result, "rougeL_recall")
-    same(scored[kind][part].extra["rouge_1_recall"], result, "rouge1_recall")
+    assert_same(scored[kind][part].extra["rouge_l_recall"], result, "rougeL_recall")
+    assert_same(scored[kind][part].extra["rouge_1_recall"], result, "rouge1_recall")
 
 
 @KINDS
 def test_memorisation_and_membership(golden, scored, kind):
     peer, parts = golden["models"][kind], scored[kind]
-    same(parts["forget"].extra["extraction_strength"], peer["extraction_strength"], "score")
-    same(parts["forget"].extra["exact_memorization"], peer["exact_memorization"], "score")
+    assert_same(parts["forget"].extra["extraction_strength"], peer["extraction_strength"], "score")
+    assert_same(parts["forget"].extra["exact_memorization"], peer["exact_memorization"], "score")
     for part in ("forget", "holdout"):
         wanted = list(peer["mia_min_k"][part].values())
         np.testing.assert_allclose(parts[part].extra["min_k"], wanted, atol=TOLERANCE)

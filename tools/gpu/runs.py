@@ -338,7 +338,7 @@ def tofu(job: Job) -> Iterator[Row]:
 def tdec(job: Job) -> Iterator[Row]:
     """The real texts, learnt by heart by a model of GPT-Neo-125M's width and depth.
 
-    A worker that scores recited texts may need 19 GB.
+    A worker needed up to 19 GB before the cache of its answers was bounded; not measured since.
     """
     return _sitting(job, "tdec-90m", range(3), (), sharing=7)
 
