@@ -1,4 +1,4 @@
-"""What reports say of tuning: where the trials came from, all of them, and what was chosen."""
+"""What reports say of tuning: where the trials came from, and what was chosen of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from stable_forgetting.benchmarks.pipeline.measuring import (
     references,
     trial_gap,
 )
-from stable_forgetting.benchmarks.report.cells import settings
-from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.report.cells import MISSING, settings
+from stable_forgetting.benchmarks.report.columns import DOCS
+from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.goal import Role
@@ -78,7 +79,7 @@ def tuned_on(suite: ResolvedSuite, plan: StoredPlan, store: StageStore) -> str:
 
 
 def tuning_sections(board: Leaderboard) -> list[Section]:
-    """Budget, rule of the choice, where the trials came from, and every trial."""
+    """Budget, rule of the choice, where the trials came from, and what was chosen of them."""
     tune = board.suite.spec.tune
     assert tune is not None
     rule, against = board.suite.trial_rule, ""
@@ -106,15 +107,31 @@ def tuning_sections(board: Leaderboard) -> list[Section]:
             f"of the chosen one, so that another tuning seed may choose it: {', '.join(open_)} "
             f"({len(open_)} of {len({trial.label for trial in board.trials})} rows)"
         )
-    rows = []
-    for trial in board.trials:
-        gap = f"{trial.gap:.2f}" if math.isfinite(trial.gap) else "diverged"
-        rows.append([trial.label, settings(trial.params), gap, _choice(trial)])
-    trials = table(["row", "trial", "tuning gap", ""], rows)
     return [
         Section("Tuning", (budget,), lines=tuple(lines), level="full"),
-        Section(content=trials, level="full"),
+        Section(content=_trial_table(board.trials), level="full"),
+        Section(text=("Every trial is in `leaderboard.json`, under `tuning`.",), level="full"),
     ]
+
+
+def _trial_table(trials: Sequence[Trial]) -> Table:
+    """A line per tuned row: what was chosen, how far it was, and how far the others were."""
+    lines = []
+    for label in dict.fromkeys(trial.label for trial in trials):
+        own = [trial for trial in trials if trial.label == label]
+        others = sorted(trial.gap for trial in own if not trial.chosen)
+        cells = [
+            cell for trial in own if trial.chosen for cell in (_choice(trial), _gap(trial.gap))
+        ]
+        ends = [_gap(others[0]), _gap(others[-1])] if others else [MISSING, MISSING]
+        lines.append([label, *(cells or [MISSING, MISSING]), *ends])
+    return table(
+        ["row", Column("chosen", "words", DOCS["chosen"]), "tuning gap", "next", "last"], lines
+    )
+
+
+def _gap(gap: float) -> str:
+    return f"{gap:.2f}" if math.isfinite(gap) else "diverged"
 
 
 def close_calls(rows: Sequence[BoardRow], trials: Sequence[Trial]) -> list[str]:
@@ -131,9 +148,9 @@ def close_calls(rows: Sequence[BoardRow], trials: Sequence[Trial]) -> list[str]:
 
 
 def _choice(trial: Trial) -> str:
-    if not trial.chosen:
-        return ""
-    return "chosen" + (f" ({', '.join(trial.edges)} at the edge)" if trial.edges else "")
+    return settings(trial.params) + (
+        f" ({', '.join(trial.edges)} at the edge)" if trial.edges else ""
+    )
 
 
 def read_trials(

@@ -26,8 +26,10 @@ BOARD_DOCS: Mapping[str, str] = {
     "bound active": "is the share of entries above 0.5, where sine, tanh and identity begin to "
     "differ; of a clip, above its threshold",
     "logit spread": "is the standard deviation of the last forward's logits",
-    "trial": "holds the settings that the trial varied",
+    "chosen": "holds the settings of the trial that was chosen",
     "tuning gap": "is its distance on the tuning seeds",
+    "next": "is the smallest distance of the other trials",
+    "last": "is their largest",
     "verdict": "says whether the row differs from a retrained model",
 }
 """Head of a leaderboard's column -> the rest of a sentence that begins with it."""

@@ -20,6 +20,7 @@ from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 from stable_forgetting.benchmarks.pipeline import schedule
 from stable_forgetting.benchmarks.pipeline.measuring import read_attack
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.report.cells import settings
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.samplers import Dimension, propose
 from stable_forgetting.common.base.config import canonical
@@ -361,12 +362,13 @@ def test_the_whole_sweep_is_shown(sweep):
     assert board.missing == 1, "all but the split, without which there are no verdicts"
     assert [row.trials for row in board.rows if row.trials] == [7, 7, 7]
     text, html = (FORMATS[name][1](board) for name in ("md", "html"))
-    for draw in plan.draws["gd"]:
-        assert (
-            text.count(f"lr={draw.config.lr:g}, forget_weight={draw.config.forget_weight:g} |") >= 1
-        )
-    assert "| finetune | lr=0.0001 | 0.25 | chosen (lr at the edge) |" in text
-    assert "chosen |" in text and "| finetune+cl | params.lr=" in text
+    (best,) = (trial for trial in board.trials if trial.label == "gd" and trial.chosen)
+    others = sorted(t.gap for t in board.trials if t.label == "gd" and not t.chosen)
+    assert not best.edges
+    ends = f"{best.gap:.2f} | {others[0]:.2f} | {others[-1]:.2f}"
+    assert f"| gd | {settings(best.params)} | {ends} |" in text
+    assert "| finetune | lr=0.0001 (lr at the edge) | 0.25 | " in text
+    assert "| finetune+cl | params.lr=" in text
     assert not [t.params for t in board.trials if any("resolved" in name for name in t.params)]
     for shown in (text, html):
         drawn = (
