@@ -119,12 +119,11 @@ def _trial_table(trials: Sequence[Trial]) -> Table:
     lines = []
     for label in dict.fromkeys(trial.label for trial in trials):
         own = [trial for trial in trials if trial.label == label]
+        best = [trial for trial in own if trial.chosen]
         others = sorted(trial.gap for trial in own if not trial.chosen)
-        cells = [
-            cell for trial in own if trial.chosen for cell in (_choice(trial), _gap(trial.gap))
-        ]
+        chosen = [_choice(best[0]), _gap(best[0].gap)] if best else [MISSING, MISSING]
         ends = [_gap(others[0]), _gap(others[-1])] if others else [MISSING, MISSING]
-        lines.append([label, *(cells or [MISSING, MISSING]), *ends])
+        lines.append([label, *chosen, *ends])
     return table(
         ["row", Column("chosen", "words", DOCS["chosen"]), "tuning gap", "next", "last"], lines
     )
