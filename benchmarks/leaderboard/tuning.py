@@ -147,9 +147,8 @@ def close_calls(rows: Sequence[BoardRow], trials: Sequence[Trial]) -> list[str]:
 
 
 def _choice(trial: Trial) -> str:
-    return settings(trial.params) + (
-        f" ({', '.join(trial.edges)} at the edge)" if trial.edges else ""
-    )
+    edges = f" ({', '.join(trial.edges)} at the edge)" if trial.edges else ""
+    return settings(trial.params) + edges
 
 
 def read_trials(

@@ -46,7 +46,7 @@ def small():
     return model, {"forget": forget, "retain": retain}
 
 
-def same_gradients(ours, theirs, model):
+def assert_same_gradients(ours, theirs, model):
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     parameters = [*model.parameters()]
     got, wanted = (
@@ -86,7 +86,7 @@ def test_jit_is_the_mean_ratio_of_distances_with_noisy_outputs_fixed(small):
                 other = model(moved)
             rise = (model(x[sample]) - other).square().sum().sqrt()
             total = total + rise / (moved - x[sample]).square().sum().sqrt()
-    same_gradients(ours, total / 10, model)
+    assert_same_gradients(ours, total / 10, model)
 
 
 def test_jit_has_nothing_to_do_where_the_model_is_flat(small):
@@ -171,7 +171,7 @@ def test_duck_is_the_cosine_distance_to_a_centre_and_tempered_cross_entropy(smal
     cosines = (h * chosen).sum(1) / (h.square().sum(1) * chosen.square().sum(1)).sqrt()
     z = model(batches["retain"].inputs["x"]) / 2
     kept = -z.log_softmax(1)[torch.arange(5), batches["retain"].labels].mean()
-    same_gradients(ours, 1.5 * (1 - cosines).mean() + 1.4 * kept, model)
+    assert_same_gradients(ours, 1.5 * (1 - cosines).mean() + 1.4 * kept, model)
 
 
 def test_ducks_centre_is_the_nearest_by_angle_of_those_allowed():
