@@ -80,7 +80,7 @@ def _own(path: Path) -> dict[str, Any]:
     if not inside and data.get("suite") in (*suite_names(), *sweeps(), *suite_groups()):
         raise ConfigError(
             f"{path}: suite: '{data['suite']}' is built in, and its report would be overwritten; "
-            "give yours another name"
+            "give yours another name, such as suite: my-digits"
         )
     return data
 
