@@ -177,7 +177,8 @@ def test_the_name_of_a_built_in_suite_is_taken(tmp_path):
     for name in ("digits-class", "digits-all"):
         path = suite_of(tmp_path, extends="digits-class")
         path.write_text(path.read_text().replace("own", name))
-        with pytest.raises(ConfigError, match=f"'{name}' is built in.*another name, such as suite: my-digits"):
+        mend = f"'{name}' is built in.*another name, such as suite: my-digits"
+        with pytest.raises(ConfigError, match=mend):
             load_suite(str(path))
 
 
