@@ -309,7 +309,7 @@ def _provenance(board: Leaderboard) -> str:
 
 
 def _hardware(board: Leaderboard) -> str:
-    """Processes, threads and device of the records: no part of a key, though they move digits."""
+    """Processes, threads, device and processor: no part of a key, though they move digits."""
     kinds = sorted(
         {
             tuple(str(r.environment.get(k, "?")) for k in ("processes", "threads", "device"))
@@ -318,4 +318,6 @@ def _hardware(board: Leaderboard) -> str:
     )
     words = [f"{count} x {threads} on {device}" for count, threads, device in kinds]
     mixed = "; rows of several kinds may differ in their last digits" if len(kinds) > 1 else ""
-    return f"Processes x threads on device: {', '.join(words)}{mixed}."
+    chips = sorted({r.environment.get("processor", "") for _, r in board.records} - {""})
+    chip = f" Processor: {'; '.join(chips)}." if chips else ""
+    return f"Processes x threads on device: {', '.join(words)}{mixed}.{chip}"

@@ -199,8 +199,9 @@ class StageContext:
     @property
     def hardware(self) -> dict[str, Any]:
         """What may move bits between two runs of a stage, besides packages."""
-        here = {"threads": self.runtime.threads, "device": self.runtime.device}
-        card = pick_device(self.runtime.device).startswith("cuda")
+        device = pick_device(self.runtime.device)
+        here = {"threads": self.runtime.threads, "device": device}
+        card = device.startswith("cuda")
         return here | ({"scored_float32_as": "tf32"} if card else {})
 
     @contextmanager

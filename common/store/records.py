@@ -112,7 +112,7 @@ def clean_metrics(values: Mapping[str, float | None]) -> dict[str, float | None]
 
 @functools.cache
 def environment() -> dict[str, Any]:
-    """Python, platform, processes, packages, and the git state of *this* package's own tree."""
+    """Python, platform, processor, packages, and the git state of *this* package's own tree."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -123,10 +123,24 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "processor": processor(),
         "processes": processes.count(),
         "packages": versions,
         "git": git_state(Path(__file__).resolve().parent),
     }
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Name, family and model of the processor, for its kind moves the last digits of results."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    pairs = (line.partition(":") for line in lines)
+    facts = {key.strip(): value.strip() for key, _, value in pairs}
+    wanted = {"model name": "", "cpu family": "family ", "model": "model "}
+    known = [f"{word}{facts[key]}" for key, word in wanted.items() if facts.get(key)]
+    return ", ".join(known) or platform.machine()
 
 
 def git_state(folder: Path) -> dict[str, Any]:

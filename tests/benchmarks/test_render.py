@@ -31,7 +31,7 @@ from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, suite_names
-from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.records import RunRecord, processor
 from stable_forgetting.common.store.stages import StageStore
 
 TABLE = {
@@ -350,6 +350,8 @@ def test_committed_reports_are_rendered_as_they_stand(filled):
     """Of a filled store: headings and tables in the order that committed reports have."""
     board = make_leaderboard(load_suite(str(filled.paths["class"])), StageStore(filled.store))
     text = markdown.write(sections(board))
+    kinds = f"1 x 1 on cpu. Processor: {processor()}."
+    assert f"Processes x threads on device: {kinds}" in text
     assert re.findall(r"^#+ .*", text, re.M) == [
         f"# tiny-class (v1, {suite_digest(board.suite)}, measured)",
         "## Verdicts",

@@ -19,7 +19,7 @@ from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.records import RunRecord, environment, processor
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.common.store.weights import load_weights
 from stable_forgetting.common.train.tracking import read_scalars
@@ -138,6 +138,21 @@ def test_records_say_how_float32_was_scored(tiny_suite, tmp_path, find_stage):
     for device, rounded in (("cpu", None), ("cuda:0", "tf32")):
         context = StageContext(stage, Runtime(store=tmp_path, device=device))
         assert context.hardware.get("scored_float32_as") == rounded
+        assert context.hardware["device"] == device
+
+
+def test_a_device_that_is_picked_is_recorded_by_its_name(tiny_suite, tmp_path, find_stage):
+    stage = find_stage(tiny_suite(tmp_path), tmp_path, "split", "split/seed-1")
+    context = StageContext(stage, Runtime(store=tmp_path, device="auto"))
+    assert context.hardware["device"] in ("cpu", "cuda:0")
+
+
+def test_a_processor_is_named_with_family_and_model(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t: fpu\n")
+    assert processor(cpuinfo) == "AMD EPYC, family 25, model 17"
+    assert processor(tmp_path / "none")
+    assert environment()["processor"] == processor()
 
 
 def test_two_retrains_differ_and_share_their_split(filled):
