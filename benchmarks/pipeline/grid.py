@@ -37,7 +37,8 @@ def runs_together(cls: type[UnlearningMethod], config: Any) -> bool:
         return False
     plain = (config.retain_weight, config.optimizer, config.accumulation, config.mixed_precision)
     off = (config.penalty, config.max_grad_norm, config.probe_every, config.stop_below)
-    return plain == (1.0, "adamw", 1, "no") and not any(off)
+    alone = (config.warmup_epochs, config.lr_of)
+    return plain == (1.0, "adamw", 1, "no") and not any((*off, *alone))
 
 
 def next_rate(lr: float, up: bool) -> float:

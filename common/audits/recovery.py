@@ -45,7 +45,7 @@ class RelearnTime(ModelAudit):
     Source: Golatkar et al. 2020 (relearn time); Chundawat et al. 2023 (AIN, arXiv 2201.05629).
     """
 
-    info = AuditInfo(1, "minutes", "steps", "AIN 1")
+    info = AuditInfo(2, "minutes", "steps", "AIN 1")
     budget: ClassVar[Mapping[str, str]] = {"samples": "shots", "steps": "max_steps"}
     part: ClassVar[str] = "forget"
     """What the model is trained on."""
@@ -128,6 +128,9 @@ class RelearnTime(ModelAudit):
             "lr": config.lr or task.recipe.lr,
             "schedule": "constant",
             "warmup_steps": 0,
+            "warmup_epochs": None,
+            "timing": "own",
+            "epochs_of": None,
             "accumulation": 1,
             "probe_every": 0,
             "log_every": config.max_steps,

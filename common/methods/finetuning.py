@@ -280,7 +280,8 @@ class WeightNegation(UnlearningMethod):
     """NoT: the sign of the first layers' weights is turned, then keep training on retain.
 
     Formula: W <- -W for the first ``layers`` weights of two or more dimensions; then minimise
-    CE(B_r).  Never reads forget data.
+    CE(B_r).  Never reads forget data.  The embeddings of a text model are its first weight, and a
+    head that is tied to them turns with them.
     Source: Khalil et al. 2025 (arXiv 2503.05657, CVPR), NoT, there for federated learning.
     """
 

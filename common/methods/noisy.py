@@ -24,13 +24,14 @@ class Undo(UnlearningMethod):
     Formula: a share of the steps minimises CE(B_r) - lambda CE(B_f), which gives theta_u; theta <-
     (1 - alpha) theta_u + alpha beta n, n uniform in +-sqrt(6 / (rows + columns)) for matrices and
     kernels (Xavier), 0 for vectors; then minimise KL(p_u || p)(B_r) + w KL(p_u || p)(B_f), p_u the
-    softmax at theta_u, which is frozen.  The source may also unlearn by RMU or by maximal entropy.
+    softmax at theta_u, which is frozen. Both trainings read one order of batches. The source may
+    also unlearn by RMU or by maximal entropy.
     Source: Lee et al. 2025 (arXiv 2506.06278, NeurIPS); AddieFoote/distillation-robustify-
     unlearning (partial_distill_langarith.py: beta .1, alpha .1 to .8, forget and retain data
     distilled alike).
     """
 
-    info = MethodInfo(1, "UNDO, Lee et al. 2025 (arXiv 2506.06278)", BOTH)
+    info = MethodInfo(2, "UNDO, Lee et al. 2025 (arXiv 2506.06278)", BOTH)
 
     class Config(RepairConfig):
         """Settings of UNDO.

@@ -47,7 +47,8 @@ class NPO(ForgetRetainMethod):
     Formula: minimise -(2/beta) mean log sigmoid(-beta log(p_theta(y|x) / p_ref(y|x))), log p
     summed over the answer; tends to ascent as beta -> 0.
     ``compat: muse_bench``: the same function of every logit's difference, averaged over all
-    positions (padding too) and the vocabulary.  Never reads retain data.
+    positions (padding too) and the vocabulary.  Never reads retain data.  Where images are
+    augmented p_ref is that of the plain image.
     Source: arXiv 2404.05868; open-unlearning (its default adds CE on retain: see ``npo_gdr``).
     """
 

@@ -107,7 +107,7 @@ class PDU(ForgetRetainMethod):
     Source: Entesari et al. 2025 (arXiv 2506.05314); open-unlearning (trainer/unlearn/pdu.py).
     """
 
-    info = MethodInfo(1, "PDU, Entesari et al. 2025 (arXiv 2506.05314)", BOTH)
+    info = MethodInfo(2, "PDU, Entesari et al. 2025 (arXiv 2506.05314)", BOTH)
 
     class Config(RetainConfig):
         """Settings of PDU.
@@ -134,7 +134,8 @@ class PDU(ForgetRetainMethod):
         return tools.PrimalDual(terms, config.level, self._dual)
 
     def _constraints(self, *after_step: AfterStep) -> dict[str, Any]:
-        return {**super()._constraints(*after_step), "stateful": {"dual": self._dual}}
+        hooks = super()._constraints(*after_step, self._dual)
+        return {**hooks, "stateful": {"dual": self._dual}}
 
 
 class RFE(GradientMethod):
@@ -148,7 +149,7 @@ class RFE(GradientMethod):
     Source: Cheng et al. 2026 (arXiv 2603.26569); Harry24k/machine-unlearning-pytorch (rfe.py).
     """
 
-    info = MethodInfo(1, "RFE, Cheng et al. 2026 (arXiv 2603.26569)", BOTH, reading=True)
+    info = MethodInfo(2, "RFE, Cheng et al. 2026 (arXiv 2603.26569)", BOTH, reading=True)
 
     class Config(ShortConfig):
         """Settings of RFE.
@@ -185,4 +186,5 @@ class RFE(GradientMethod):
         return self._phases
 
     def _constraints(self, *after_step: AfterStep) -> dict[str, Any]:
-        return {**super()._constraints(*after_step), "stateful": {"phases": self._phases}}
+        hooks = super()._constraints(*after_step, self._phases.after_step)
+        return {**hooks, "stateful": {"phases": self._phases}}

@@ -88,11 +88,11 @@ class PGU(UnlearningMethod):
     Formula: minimise mean [-log(1 + offset - p_y) - w H(p)] on B_f, p the softmax and H its
     entropy; each gradient G of a layer's weight becomes G (I - U U^T), U the first left singular
     vectors of its inputs on D_r at Original, one column per position, as few as hold more than
-    ``retained`` of the sum of the singular values.  Here the whole way from Original is projected
-    after each step, which is the same under SGD and holds under any optimizer.  Biases, norms and
-    embeddings stay; batch statistics, which the code holds, move.  The published rate falls from
-    .05 to .01 along an exponential, until forget data look like validation data.  No adapters:
-    their factors have no such projection.
+    ``retained`` of the sum of the singular values. Here the whole way from Original is projected
+    after each step, which is the same under SGD and holds under any optimizer. Biases, norms and
+    embeddings stay, but for those that are tied to a trained head; batch statistics, which the code
+    holds, move. The published rate falls from .05 to .01 along an exponential, until forget data
+    look like validation data. No adapters: their factors have no such projection.
     Memory: d x d x 8 bytes for each layer of d inputs.
     Source: Hoang et al., WACV 2024 (arXiv 2312.04095); hnanhtuan/projected_gradient_unlearning
     (unlearn_class.py).

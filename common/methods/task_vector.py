@@ -135,7 +135,7 @@ class NegMerge(UnlearningMethod):
     (negmerge.py).  There the candidates come of a search, here of a ladder of rates.
     """
 
-    info = MethodInfo(1, "NegMerge, Kim et al. 2025 (arXiv 2410.05583)", frozenset({"forget"}))
+    info = MethodInfo(2, "NegMerge, Kim et al. 2025 (arXiv 2410.05583)", frozenset({"forget"}))
     quick: ClassVar[Mapping[str, Any]] = {"models": 2}
 
     class Config(ReinforcedConfig):

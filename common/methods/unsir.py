@@ -36,7 +36,7 @@ class Unsir(UnlearningMethod):
     """
 
     info = MethodInfo(
-        1,
+        2,
         "Tarun et al. 2023 (arXiv 2111.08947)",
         frozenset({"retain"}),
         scenarios=frozenset({"class"}),

@@ -162,7 +162,7 @@ def simple_preference(beta: float = 4.5, delta: float = 0.0) -> Term:
     """
 
     def term(logits: Tensor, batch: Batch) -> Tensor:
-        lengths = (batch.labels != IGNORE).reshape(len(batch), -1).sum(1)
+        lengths = (batch.labels != IGNORE).reshape(len(batch), -1).sum(1).clamp_min(1)
         ratio = positions.log_likelihood(logits, batch.labels) / lengths + delta
         return positions.negative_preference(ratio, beta).mean()
 

@@ -103,7 +103,9 @@ class FitConfig(Strict):
             ``retrain`` stops at Retrain's value or below it, as MUSE chooses its checkpoints.
             ``goal`` takes the values that the benchmark's goals have on Original.
         average: How losses per position become one: ``samples``, a mean over samples of means over
-            their positions; ``tokens``, a mean over all positions of a micro-batch.
+            their positions; ``tokens``, a mean over all positions of a micro-batch.  NegGrad+,
+            SCRUB, Bad Teacher, SFR-on, RFE and OrthoGrad's retain loss are means over samples
+            whatever this says.
     """
 
     later: ClassVar[Mapping[str, Any]] = LATER

@@ -39,6 +39,8 @@ from stable_forgetting.common.train.telemetry import (
     looking,
 )
 
+_PREPARED = "_is_accelerate_prepared"
+"""Accelerate's mark on a model, which it then takes as it is, without autocast."""
 _TOTAL = ""
 """Key of the whole objective beside its parts."""
 
@@ -84,6 +86,7 @@ class TrainingRun:
             for loader in self.loaders.values():
                 loader.take_shard(self.accelerator.process_index, self.accelerator.num_processes)
         if self.sharded is None:
+            model.__dict__.pop(_PREPARED, None)  # a copy of a model in training has the mark too
             self.prepared, self.optimizer = self.accelerator.prepare(
                 model, self.raw_optimizer, device_placement=[False, None]
             )  # models come placed, some over several devices
@@ -110,6 +113,7 @@ class TrainingRun:
         """Gives the caller's model back without accelerate's wrapping, whatever happened."""
         if self.sharded is None:
             self.accelerator.unwrap_model(self.prepared, keep_fp32_wrapper=False)
+        self.model.__dict__.pop(_PREPARED, None)
         if not self._own_forward:
             self.model.__dict__.pop("forward", None)
         self.raw_optimizer.zero_grad(set_to_none=True)
@@ -210,7 +214,8 @@ class TrainingRun:
         for group, full in zip(self.raw_optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate if full == self.config.lr else full * (rate / self.config.lr)
         sums: dict[str, Tensor] = {}
-        several = self.config.accumulation > 1 and self.sharded is None
+        moves = getattr(self.objective, "moves_weights", False)
+        several = self.config.accumulation > 1 and self.sharded is None and not moves
         # micro-batches share the effective weights: the last forward precedes the step
         with reuse_weights(self.model) if several else contextlib.nullcontext():
             for _ in range(self.config.accumulation):
@@ -260,9 +265,12 @@ class TrainingRun:
         scaler, every = self.accelerator.scaler, self.config.probe_every
         norms = self.instruments.norms(1.0 if scaler is None else scaler.get_scale())
         if every > 0 and (step == 0 or (step + 1) % every == 0 or step + 1 == self.total):
+            states = {name: item.state() for name, item in self.hooks.stateful.items()}
             norms |= self.instruments.probe(
                 self.objective, lambda batch: self._forward(self.model, batch), batches
             )
+            for name, state in states.items():
+                self.hooks.stateful[name].load_state(state)
         return norms
 
     def measure(self) -> dict[str, float]:

@@ -17,6 +17,14 @@ from stable_forgetting.common.objectives.objectives import Objective
 from stable_forgetting.common.train.precision import tensor_float
 from stable_forgetting.common.train.sharding import whole_tensor
 
+LOOKED_AT: set[int] = set()
+"""Ids of frozen parameters that a probe differentiates by, while it does."""
+
+
+def looked_at(parameter: nn.Parameter) -> bool:
+    """Whether a parameter requires a gradient for a probe alone."""
+    return id(parameter) in LOOKED_AT
+
 
 class DivergenceGuard:
     """Remembers at which step a loss first was not finite or above a cap.
@@ -117,7 +125,8 @@ class Instruments:
 
         The gradient with respect to a frozen W0 under an adapter is the gradient with respect to
         the effective weight W0 + dW: what the paper's dynamics figures show.  Looking changes
-        nothing: random streams and running statistics are put back.
+        nothing: random streams and running statistics are put back, and the loop puts back what
+        an objective remembers.  One that takes its own gradient says nothing of frozen weights.
         """
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         matrices = {
@@ -126,6 +135,7 @@ class Instruments:
         frozen = [p for p in matrices.values() if not p.requires_grad]
         for parameter in frozen:
             parameter.requires_grad_(True)
+            LOOKED_AT.add(id(parameter))
         try:
             weights = {n: p for n, p in matrices.items() if n.rpartition(".")[2] not in ("A", "Bt")}
             with fork_rng(self.device):
@@ -134,6 +144,7 @@ class Instruments:
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
+                LOOKED_AT.discard(id(parameter))
         with torch.no_grad():
             for buffer, before in zip(self.model.buffers(), buffers, strict=True):
                 buffer.copy_(before)

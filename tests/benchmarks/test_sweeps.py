@@ -247,6 +247,8 @@ def test_the_axis_goes_in_half_decades():
         ("gd_lora", {"max_grad_norm": 1.0}, False),
         ("gd_lora", {"optimizer": "sgd"}, False),
         ("gd_lora", {"mixed_precision": "bf16"}, False),
+        ("gd_lora", {"warmup_epochs": 0.5}, False),
+        ("gd_lora", {"lr_of": {"*A": 1e-3}}, False),
     ],
 )
 def test_which_methods_share_a_forward(name, params, together):

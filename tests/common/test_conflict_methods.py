@@ -186,6 +186,62 @@ def test_orthograd_leaves_what_no_direction_spans():
     torch.testing.assert_close(every, torch.zeros_like(vector))
 
 
+# In training -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unlearnt(tiny, baseline):
+    """Name, settings -> the method after a short run and its model."""
+    source = tiny.Source(noise=NOISE)
+    split = tiny.split(source)
+    original = baseline.original(source, split)
+
+    def go(name, **params):
+        given = {"lr": 3e-3, "steps": 6, "batch_size": 8, **params}
+        method = METHODS[name](resolve_config(name, None, given, origin="test"))
+        fields = {"model": copy.deepcopy(original), "recipe": baseline.recipe}
+        task = tiny.task(source, split, access=METHODS[name].info.access, **fields)
+        return method, method.unlearn(task)
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        *WITH_STATE.items(),
+        ("pdu", {}),
+        ("rfe", {"epochs": None, "first": 3}),
+        ("gru_sine", {}),
+        ("npo_sam_sine", {}),
+    ],
+)
+def test_looking_changes_nothing(unlearnt, name, params):
+    """Neither a state nor the list of what is trained."""
+    plain, watched = (
+        unlearnt(name, **params, probe_every=every)[1].state_dict() for every in (0, 1)
+    )
+    assert all(torch.equal(plain[key], watched[key]) for key in plain)
+
+
+def test_a_constraint_is_weighed_once_an_optimizer_step(unlearnt, monkeypatch):
+    steps = []
+    monkeypatch.setattr(tools.Multiplier, "__call__", lambda self, _: steps.append(self))
+    unlearnt("pdu", accumulation=4)
+    assert len(steps) == 6
+    method, _ = unlearnt("rfe", epochs=None, first=3, accumulation=4)
+    assert method._phases.steps == 6
+
+
+@pytest.mark.parametrize("name", ["uam", "npo_sam"])
+def test_steps_to_other_weights_see_the_adapters_weights_there(unlearnt, name):
+    """Micro-batches do not share weights that have moved in between."""
+    given = {"epochs": None} if name == "uam" else {}
+    one = unlearnt(f"{name}_sine", **given)[1].state_dict()
+    several = unlearnt(f"{name}_sine", **given, accumulation=2)[1].state_dict()
+    assert any(not torch.equal(one[key], several[key]) for key in one)
+
+
 # Checkpoints -----------------------------------------------------------------------------------
 
 

@@ -95,11 +95,13 @@ def test_pdu_flattens_logits_as_open_unlearning_does():
 
 def test_pdus_multiplier_rises_while_the_level_is_broken_and_is_never_negative():
     dual = tools.Multiplier(1.0, 0.5)
-    dual.rise(torch.tensor(2.0))
+    dual.note(torch.tensor(2.0))
+    dual(model=None)
     assert float(dual) == 2.0
     other = tools.Multiplier(0.0, 0.5)
     other.load_state(dual.state())
-    other.rise(torch.tensor(-9.0))
+    other.note(torch.tensor(-9.0))
+    other(model=None)
     assert float(other) == 0 and float(dual) == 2.0
 
 
@@ -112,7 +114,9 @@ def test_pdu_weighs_the_retain_loss_by_the_multiplier_before_it_rises(tiny):
     loss = F.cross_entropy(z, labels)
     wanted = tools.logit_spread(z, labels).mean() + 3 * (loss - 0.5)
     torch.testing.assert_close(value.total, wanted)
-    assert float(dual) == pytest.approx(3 + float(loss) - 0.5)
+    dual.note(loss + 1)
+    dual(model=None)
+    assert float(dual) == pytest.approx(3 + float(loss) - 0.5 + 0.75)
 
 
 def test_ilus_penalty_is_the_squared_slope_by_a_factor_on_the_logits():
@@ -243,12 +247,14 @@ def test_rfe_ascends_under_a_bound_and_then_never_against_retain(line):
     total, _ = gradient_of(model, objective, batches)
     gone, kept = (loss_of(model, batches[part]) for part in ("forget", "retain"))
     torch.testing.assert_close(total, -gone - 0.05)  # the retain loss is its own level
+    objective.after_step(model)
     assert float(dual) == pytest.approx(1 - 0.05 * 0.05)
     _, ours = gradient_of(model, objective, batches)
     held = torch.autograd.grad(kept, [*model.parameters()])
     overlap = sum((a * b).sum() for a, b in zip(ours, held, strict=True))
     assert overlap >= -1e-9
     again = tools.Entangled(model, 0.05, 1.0, tools.Multiplier(0.0, 0.05), 1, None, 1.0)
+    objective.after_step(model)
     again.load_state(objective.state())
     assert (again.steps, float(again.level)) == (2, float(objective.level))
 

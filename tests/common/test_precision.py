@@ -134,6 +134,25 @@ def test_frozen_weights_keep_their_type_while_others_train(llama):
     assert {p.dtype for p in llama.parameters()} == {torch.bfloat16}, "also after a divergence"
 
 
+def test_every_training_of_one_model_has_the_precision_that_it_asks_for(llama):
+    """A copy that is made in a training as well."""
+    seen, copies = [], []
+
+    def look(model, step):
+        copies.append(copy.deepcopy(model))
+        return {}
+
+    watch = llama.model.layers[0].mlp.register_forward_pre_hook(
+        lambda module, inputs: seen.append(torch.is_autocast_enabled("cpu"))
+    )
+    short = {"steps": 1, "warmup_steps": 0, "accumulation": 1, "mixed_precision": "bf16"}
+    trained(llama, look=look, evaluate_every=1, **short)
+    trained(llama, **short)
+    watch.remove()
+    trained(copies[0], **short)
+    assert seen == [True] * 3, "the copy has the hook too"
+
+
 def test_whoever_looks_sees_the_weights_as_they_will_be_kept(llama):
     for name, parameter in llama.named_parameters():
         parameter.requires_grad_(name == "model.embed_tokens.weight")  # a frozen norm follows

@@ -36,7 +36,7 @@ class LetheViT(UnlearningMethod):
     """
 
     info = MethodInfo(
-        1,
+        2,
         "LetheViT, 2025 (arXiv 2508.01569)",
         frozenset({"forget", "retain"}),
         modality="vision",

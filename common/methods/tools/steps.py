@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +19,14 @@ from stable_forgetting.common.objectives.positions import (
     sample_cross_entropy,
     wide,
 )
+from stable_forgetting.common.train.telemetry import looked_at
 
 TINY = 1e-12
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are trained."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """The parameters that are trained, without those that a probe only looks at."""
+    return [p for p in model.parameters() if p.requires_grad and not looked_at(p)]
 
 
 def gradients(
@@ -76,6 +78,7 @@ def with_gradient(
 class Sharpness:
     """The forget term at the worst weights within ``rho``, the retain term at the weights."""
 
+    moves_weights: ClassVar[bool] = True
     model: nn.Module
     objective: ForgetRetain
     rho: float
@@ -104,6 +107,7 @@ class Sharpness:
 class AscentFirst:
     """Cross-entropy on retain, at the weights one step of ascent on forget away."""
 
+    moves_weights: ClassVar[bool] = True
     model: nn.Module
     rho: float
     over: Average = "samples"
@@ -124,30 +128,41 @@ class AscentFirst:
 
 
 class Multiplier:
-    """A multiplier of a constraint: rises while that is broken, and is never negative."""
+    """A multiplier of a constraint: rises while that is broken, and is never negative.
+
+    Called after each optimizer step; it then rises by the mean over the step's micro-batches.
+    """
 
     def __init__(self, value: float, rate: float):
         self.value, self.rate = torch.tensor(value, dtype=torch.float64), rate
+        self.violations: list[Tensor] = []
 
     def __float__(self) -> float:
         return float(self.value)
 
-    def rise(self, violation: Tensor) -> None:
+    def note(self, violation: Tensor) -> None:
+        """Keeps what a micro-batch says of the constraint."""
+        self.violations.append(violation.detach().double().cpu())
+
+    def __call__(self, model: nn.Module) -> None:
         """One step of dual ascent."""
-        self.value = (self.value + self.rate * violation.detach().double().cpu()).clamp_min(0)
+        violation = torch.stack(self.violations).mean()
+        self.value = (self.value + self.rate * violation).clamp_min(0)
+        self.violations = []
 
     def state(self) -> dict[str, Tensor]:
-        """Its value."""
-        return {"value": self.value.clone()}
+        """Its value, and what was noted since it last rose."""
+        noted = torch.stack([torch.zeros_like(self.value), *self.violations])
+        return {"value": self.value.clone(), "noted": noted}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continues from a :meth:`state`."""
-        self.value = state["value"].clone()
+        self.value, self.violations = state["value"].clone(), [*state["noted"][1:].clone()]
 
 
 @dataclass(frozen=True)
 class PrimalDual:
-    """w_f forget + lambda (retain - level), lambda raised after every step."""
+    """w_f forget + lambda (retain - level), lambda raised after every optimizer step."""
 
     objective: ForgetRetain
     level: float
@@ -159,10 +174,10 @@ class PrimalDual:
         return self.objective.parts
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
-        """One forward, then one step of the multiplier."""
+        """One forward; the multiplier notes by how much the constraint is broken."""
         weight = float(self.multiplier)
         value = replace(self.objective, retain_weight=weight)(forward, batches)
-        self.multiplier.rise(value.parts["retain_term"] - self.level)
+        self.multiplier.note(value.parts["retain_term"] - self.level)
         dual = value.total.new_tensor(weight)
         return ObjectiveValue(value.total - weight * self.level, {**value.parts, "dual": dual})
 
@@ -183,8 +198,7 @@ class Entangled:
     steps: int = 0
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
-        """The bounded ascent; once ``first`` steps are done, projected."""
-        self.steps += 1
+        """The bounded ascent; once ``first`` optimizer steps are done, projected."""
         batch, forget = batches["retain"], batches["forget"]
         z = forward(batch)
         retain = sample_cross_entropy(z, batch.labels).mean()
@@ -194,11 +208,16 @@ class Entangled:
         violation = retain - float(self.level) - self.slack
         total = -gone + float(self.multiplier) * violation
         total = total + 0.5 * self.rho * violation.clamp_min(0).square()
-        self.multiplier.rise(violation)
+        self.multiplier.note(violation)
         logged = {"forget_loss": gone, "retain_loss": retain}
-        if self.steps <= self.first:
+        if self.steps < self.first:
             return ObjectiveValue(total, logged)
         return ObjectiveValue(self._projected(total, retain + self._away(z, batch)), logged)
+
+    def after_step(self, model: nn.Module) -> None:
+        """Counts an optimizer step, after which the multiplier rises."""
+        self.steps += 1
+        self.multiplier(model)
 
     def _away(self, z: Tensor, batch: Batch) -> Tensor:
         """Drift of the softmax from Original's."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,16 @@ def test_a_training_that_does_not_arrive_is_said_to_be_cut_off(toy):
     slow = RelearnTime(RelearnTime.Config(max_steps=2, lr=1e-7, repeats=1))
     found = slow.measure(toy.task(toy.retrain))["steps"]
     assert found.value == 2 and "1 of 1 cut off" in found.note
+
+
+def test_relearning_has_no_warm_up_whatever_originals_recipe_has(toy):
+    audit = RelearnTime(RelearnTime.Config(max_steps=40, repeats=1))
+    slow = {"warmup_epochs": 5.0, "timing": "transformers"}
+    found = []
+    for changes in ({}, slow):
+        task = toy.task(toy.retrain)
+        found.append(audit.measure(replace(task, recipe=task.recipe.model_copy(update=changes))))
+    assert found[0] == found[1] and found[0]["steps"].value < 40
 
 
 @pytest.fixture
