@@ -140,9 +140,10 @@ def apply(order: Order, plugin: Plugins = None) -> None:
     """Make your own model forget your own images (timm) or texts (Hugging Face causal LM).
 
     Which method? In our small tests these came nearest to a retrained model: a class of images:
-    gd_lora, gd_ball, gd_ul. Some images: finetune, gd_sine, gd_lora. Passages: gd_lora, gd,
-    ihl_lora. Answers: gd_ball, npo_gdr, gd_lora. Give several, separated by commas, and one is
-    chosen on retained samples kept out of training. docs/use.md has the numbers.
+    gd_lora, gd_ball, gd_ul. Some images: finetune, gd_sine, gd_lora. Passages: gd, ihl, gd_lora.
+    Answers: gd_ball, npo_gdr, simnpo. Give several, separated by commas. One is chosen, by its
+    distance to the goal on forget data and to the given model on retained samples kept out of
+    training. docs/use.md has the numbers.
 
     Pickled weights: --convert makes a folder of them, which --model takes.
     """

@@ -47,7 +47,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int, typer.Option(help="Torch threads of each process.", min=1, max=1024)]
 Workers = Annotated[
     int,
-    typer.Option(help="Worker processes; 0: one per core on a CPU, one on a GPU.", min=0, max=1024),
+    typer.Option(help="Worker processes; 0: one per GPU, or per core (up to 8).", min=0, max=1024),
 ]
 STORE = Path("runs")
 

@@ -68,7 +68,7 @@ def report(
         bool, typer.Option("--main", help="Only the main table, as a paper prints it (md, tex).")
     ] = False,
     columns: Annotated[
-        str | None, typer.Option(help="Of the main table: heads by commas, as FA,RA,AG4.")
+        str | None, typer.Option(help="Columns of the main table, comma-separated: FA,RA,AG4.")
     ] = None,
     names: Annotated[str | None, typer.Option(help="Of its rows, as gd=GD,gd_sine=Sine.")] = None,
     bold: Annotated[
@@ -81,7 +81,7 @@ def report(
         bool, typer.Option("--board", help="Open the suite's curves in TensorBoard.")
     ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of these pages; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Port of --watch and --board; 0 takes a free one.")
     ] = 8765,
 ) -> None:
     """Print a suite's leaderboard from stored records; run nothing.

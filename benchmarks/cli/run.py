@@ -191,8 +191,8 @@ def run(
     suite: Annotated[
         str,
         typer.Argument(
-            help="Suite name, group of suites, or YAML file; with --rehearse also full: all for a "
-            "GPU."
+            help="Suite name, group of suites, or YAML file; with --rehearse also full: every "
+            "suite for a GPU."
         ),
     ],
     machine: Machine,

@@ -108,13 +108,25 @@ def sections(found: Sequence[Attacked]) -> list[Section]:
 def tally(found: Sequence[Attacked]) -> str:
     """How many rows hide, as a sentence."""
     equal = [own for own in found if own.equal]
-    hiding = [own for own in equal if own.low is not None and own.low > own.floor]
-    below = [own for own in equal if own.beyond <= 0]
+    alike = [own for own in equal if own.before <= EQUAL]
     return (
-        f"Of {len(equal)} rows that keep as much as Retrain in {len({o.suite for o in found})} "
-        f"tables {len(hiding)} have their 95 % CI above the second Retrain's mean, and "
-        f"{len(below)} lie at it or below. Rows of one table share their Retrains."
+        f"{len(equal)} rows of {len({o.suite for o in found})} tables lose at most {EQUAL:g} "
+        f"points of what is to be kept. {len(alike)} of them look forgotten before an attack: they "
+        f"show at most {EQUAL:g} points more of the forgotten than Retrain. Of these {len(alike)}, "
+        f"{len(hiding(alike))} have their 95 % CI after the worst attack above the second "
+        f"Retrain's mean, and {len(below(alike))} lie at it or below; of all {len(equal)}, "
+        f"{len(hiding(equal))} and {len(below(equal))}. Rows of one table share their Retrains."
     )
+
+
+def hiding(rows: Sequence[Attacked]) -> list[Attacked]:
+    """Those whose interval after the worst attack is above the second Retrain's mean."""
+    return [own for own in rows if own.low is not None and own.low > own.floor]
+
+
+def below(rows: Sequence[Attacked]) -> list[Attacked]:
+    """Those that show no more than the second Retrain after the worst attack."""
+    return [own for own in rows if own.beyond <= 0]
 
 
 def _by_row(found: Sequence[Attacked]) -> dict[str, dict[str, Attacked]]:

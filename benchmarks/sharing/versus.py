@@ -24,7 +24,8 @@ CLAIMS = {
     ("gd_sine", "gd_lora_omega"): "The paper's sine against the same adapter without it",
     ("gd_sine", "gd_lora"): "The paper's sine against plain LoRA",
     ("gd_tanh_tight", "gd_lora_omega"): "A bound of the weights' size against none",
-    ("gd_ul_tanh_tight", "gd_ul"): "The same bound against none, with the saturating loss",
+    ("gd_ul_tanh_tight", "gd_ul_omega"): "The same bound against none, with the saturating loss",
+    ("gd_ul_tanh_tight", "gd_ul"): "The same bound and omega 100 against LoRA, with that loss",
 }
 """What is asked where nobody asks otherwise: does a bound help?  Pair -> it in words."""
 READINGS = {

@@ -56,7 +56,7 @@ BOARDS = {
         line("deep", 4.0, low=1.0),
         line("shallow", 60.0, low=40.0, before=1.0),
         line("broken", 30.0, low=20.0, equal=False),
-        line("unsure", 9.0, low=2.0),
+        line("unsure", 9.0, low=2.0, before=8.0),
         distances={"deep": 3.0, "unsure": 2.0, "shallow": 1.0, "broken": 0.1},
     ),
     "two": board(FLOOR_LINE, line("shallow", 15.0, low=12.0), line("deep", 5.0, low=4.0)),
@@ -85,8 +85,10 @@ def test_a_row_stands_beside_the_second_retrain_of_its_table(found):
 def test_only_intervals_above_the_floor_are_said_to_hide(found):
     """One interval of equal utility reaches below the floor, one row has less utility."""
     said = tally(found)
-    assert said.startswith("Of 6 rows that keep as much as Retrain in 3 tables 3 have")
-    assert "and 2 lie at it or below" in said
+    assert said.startswith("6 rows of 3 tables lose at most 2 points")
+    assert "of all 6, 3 and 2." in said
+    alike = [own for own in found if own.equal and own.before <= 2]
+    assert f"{len(alike)} of them look forgotten" in said and 0 < len(alike) < 6
 
 
 def test_the_correlation_is_of_places_and_leaves_out_what_lost_utility(found):
