@@ -162,10 +162,10 @@ def attack(
 
     Free attacks read the stored scores. --minutes adds attacks that run or train the stored
     models. Their results are kept. Attacks over many models (KLoM, epsilon, U-LiRA) need further
-    models, called shadows: --shadows N prints their cost, and --yes trains them. So it is with
-    --attacks sequential, rounding and unlearning_seed. Give suite, --set, --seeds and --only as
-    for run. --samples and --steps say how strong the attacker is. The tables are also in
-    suites/SUITE/audits.json in the store.
+    models, called shadows: --shadows N prints their cost, and --yes trains them. --attacks
+    sequential, rounding and unlearning_seed print their cost too, and need --yes. Give suite,
+    --set, --seeds and --only as for run. --samples and --steps say how strong the attacker is. The
+    tables are also in suites/SUITE/audits.json in the store.
     """
     if list_:
         _list(attacks)
