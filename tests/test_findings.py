@@ -241,13 +241,13 @@ def js(path: str, row: str) -> str:
 
 
 def per_image_from_scratch() -> tuple:
-    """Mean JS divergence to Retrain of five rows, each near the floor or 10 % above it."""
-    near, far = ("random_label", "finetune"), ("gd_ul_tanh_tight", "gd_ul")
+    """Mean JS divergence to Retrain of five rows, each near the floor or 5 % above it."""
+    near, far = ("random_label", "finetune"), ("gd_ul_tanh_tight", "gd_ul")  # the two nearest
     path = "lethevit-cifar10-small/LEADERBOARD.md"
     found = [cell(path, "", row, "JS_f ↓") for row in (*near, "retrain (second)", *far)]
-    assert max(found[:2]) < 1.02 * found[2] and min(found[3:]) > 1.1 * found[2]
+    assert max(found[:2]) < 1.02 * found[2] and min(found[3:]) > 1.05 * found[2]
     rows = sorted(methods("lethevit-cifar10-small"), key=lambda row: row["derived"]["ag"]["mean"])
-    assert [row["row"] for row in rows[:2]] == [*far]
+    assert {row["row"] for row in rows[:2]} == {*far}
     return tuple(f"{value:.3f}".lstrip("0") for value in found)
 
 
@@ -373,14 +373,16 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "accepts {} % of the settings, its control {} %",
      lambda: (accepted("tanh_c1"), accepted("gd_lora_omega"))),
     (FINDINGS, "At a tuned rate there is no general gain. By ascent no difference is shown in {}",
-     lambda: ({15: "fifteen"}[sum(map(readings(TIGHT).count, ("same", "not apart")))],)),
-    (FINDINGS, "{} table has the control of the same first step, `gd_ul_omega`: no difference is "
-               "shown (classes of CIFAR-100, n = 5: +{}).",
-     lambda: ({1: "one"}[readings(TIGHT_UL).count("not apart")],
-              interval("cifar100-class10-small", *TIGHT_UL, 2))),
+     lambda: ({16: "sixteen"}[sum(map(readings(TIGHT).count, ("same", "not apart")))],)),
+    (FINDINGS, "{} tables have the control of the same first step, `gd_ul_omega` (n = 5), and no "
+               "difference is shown: classes of CIFAR-100 +{}, a random tenth of CIFAR-10 from "
+               "scratch {}.",
+     lambda: ({2: "two"}[readings(TIGHT_UL).count("not apart")],
+              interval("cifar100-class10-small", *TIGHT_UL, 2),
+              interval("lethevit-cifar10-small", *TIGHT_UL, 2))),
     (FINDINGS, "The tight tanh is nearer in {} of {} and farther in {}.",
      lambda: ({2: "two", 3: "three"}[readings(SATURATING).count("nearer")],
-              {18: "eighteen"}[len(readings(SATURATING))],
+              {19: "nineteen"}[len(readings(SATURATING))],
               {2: "two"}[readings(SATURATING).count("farther")])),
     (FINDINGS, "(after a pretraining, n = 5): {} against {} ({}).",
      lambda: (f"{distance('cifar10-transfer', 'gd_ul_tanh_tight'):.1f}",
@@ -601,12 +603,8 @@ def test_corrections_by_benjamini_hochberg_are_as_said():
     assert f"({means}, n = 5). LoRA's mean is the smaller one in {sum(farther[LORA])}." in prose(
         FINDINGS
     )
-    pairs = zip(q[TIGHT], farther[TIGHT], strict=True)
-    nearest = [(value, far) for value, far in pairs if value <= LEVEL]
-    (value,) = {f"{value:.3f}".removeprefix("0") for value, _ in nearest}
-    count = {4: "four"}[len(nearest)]
-    assert all(far for _, far in nearest)
-    assert f"with Benjamini-Hochberg the bound is farther in {count}, q {value})" in prose(FINDINGS)
+    assert min(q[TIGHT]) > LEVEL
+    assert "sixteen tables, with Holm or with Benjamini-Hochberg." in prose(FINDINGS)
 
 
 def test_the_papers_bound_is_active_in_no_table():
