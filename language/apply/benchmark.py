@@ -43,7 +43,7 @@ from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import chat_template, make_template
 from stable_forgetting.language.measure.scoring import score_parts
 from stable_forgetting.language.models.causal import CausalModels
-from stable_forgetting.language.models.families import CausalFamily
+from stable_forgetting.language.models.families import CausalFamily, context_of
 from stable_forgetting.language.models.sizes import family_in
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -103,7 +103,7 @@ class GivenTexts(CausalModels, GivenBenchmark):
         if self.template is None:
             self.template = "chat" if tokenizer.chat_template else "question_answer"
         self.text = self._divided(_source(self.rows, tokenizer, self.template, device))
-        self.text.encoder.max_length = _context(model)  # what a method puts in an answer's place
+        self.text.encoder.max_length = context_of(model)  # what a method puts in an answer's place
         for config in configs:
             _refuse_tied_head(model, config)
         self.original = model.to(device).eval()
@@ -289,13 +289,8 @@ def _check_apart(rows: Mapping[str, Rows]) -> None:
                 )
 
 
-def _context(model: Any) -> int:
-    """Tokens that a model reads at once."""
-    return getattr(model.config, "max_position_embeddings", None) or sys.maxsize
-
-
 def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint | GivenCausal) -> int:
-    context = _context(model)
+    context = context_of(model)
     if asked is not None and asked > context:
         raise ConfigError(
             f"max_length: {asked} is more than the {context} tokens that {checkpoint.name} reads; "

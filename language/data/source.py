@@ -6,12 +6,14 @@ The attention mask follows from lengths, never from the id that padding happens 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.data.padding import PadTo
 from stable_forgetting.language.data.corpus import Corpus, Encoded
 from stable_forgetting.language.data.templates import Template
@@ -106,6 +108,24 @@ class TextSource:
             answer = self._replaced.get(index, items[index].answer)
             items[index] = replace(items[index], question=question, answer=answer)
         return self.with_corpus(replace(self.corpus, items=tuple(items)))
+
+    def uncut(self, indices: np.ndarray, window: int) -> TextSource:
+        """The same texts without the length limit.
+
+        Args:
+            indices: (N,) those that a model is to read whole.
+            window: Tokens that it reads at once.
+
+        Raises:
+            DataError: One of them is longer.
+        """
+        other = self.with_answers({})
+        other.encoder = Encoder(self.tokenizer, self.template, sys.maxsize)
+        other._base_digest = None
+        longest = max(len(other.encode_index(index).ids) for index in indices.tolist())
+        if longest > window:
+            raise DataError(f"a text has {longest} tokens and the model reads {window}; shorten it")
+        return other
 
     def renamed(self, batch: Batch, seed: int) -> Batch:
         """See :func:`language.data.batches.renamed`."""

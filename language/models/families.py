@@ -5,6 +5,7 @@ A new family is one :class:`CausalFamily` in :data:`FAMILIES`.  No torch here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,6 +179,12 @@ FAMILIES: dict[str, CausalFamily] = {
 def family_of(model_type: str | None) -> CausalFamily:
     """The family of a model type; one without patterns and promises where the table has no row."""
     return FAMILIES.get(model_type or "") or CausalFamily(model_type or "unknown")
+
+
+def context_of(model: Any) -> int:
+    """Tokens that a model reads at once, as its config says."""
+    config = getattr(model, "config", None)
+    return getattr(config, "max_position_embeddings", None) or sys.maxsize
 
 
 def tiny_family(kind: str) -> CausalFamily:

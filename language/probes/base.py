@@ -20,6 +20,7 @@ from stable_forgetting.language.data.corpus import Corpus
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.measure.requests import Request, RequestConfig
+from stable_forgetting.language.models.families import context_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,8 +66,7 @@ class ProbedModel:
     @property
     def context(self) -> int:
         """Tokens that the model reads at once."""
-        config: Any = self.model.config
-        return getattr(config, "max_position_embeddings", None) or sys.maxsize
+        return context_of(self.model)
 
     def ids(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids; with the special ones that the tokenizer puts around a text where wanted."""
