@@ -19,6 +19,13 @@ LONGEST_ROW = 1024
 """Tokens of a packed row that no model of the table sees only in part."""
 
 Fields = Mapping[str, Any]
+
+
+def _windowed_row(config: Any) -> int:
+    """A mask of one's own takes the place of a sliding window: no row may be longer than that."""
+    return min(LONGEST_ROW, getattr(config, "sliding_window", None) or LONGEST_ROW)
+
+
 _COMPONENTS = {
     "mlp": ("mlp",),
     "attention": ("attn", "attention", "self_attn"),
@@ -58,7 +65,7 @@ class CausalFamily:
     linear_head: bool = False
     last_norm: str = ""
     maskable: bool = False
-    longest_row: Callable[[Any], int] = lambda _: LONGEST_ROW
+    longest_row: Callable[[Any], int] = _windowed_row
     tied: bool = False
     tiny: Callable[[int, int, int], Fields] | None = None
 
