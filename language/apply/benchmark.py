@@ -247,15 +247,6 @@ class Rows:
     digest: str
 
 
-def _filled(row: Any) -> Any:
-    """A row as a file has it: without the columns that other rows of a data set fill."""
-    if isinstance(row, str):
-        return {"text": row}
-    if not isinstance(row, Mapping):
-        return row
-    return {name: value for name, value in row.items() if value is not None}
-
-
 def read_rows(given: Any, role: str) -> Rows:
     """The rows of a file or a data set, without the wordings that only TOFU's metrics compare.
 
@@ -266,8 +257,9 @@ def read_rows(given: Any, role: str) -> Rows:
         read, where, about = read_items(given, role), str(given), given.name
     else:
         first_of(given, role)
-        listed = [_filled(given[index]) for index in range(len(given))]
-        read, where, about = items_of(listed, role, role), role, "in memory"
+        listed = (given[index] for index in range(len(given)))
+        rows = ({"text": row} if isinstance(row, str) else row for row in listed)
+        read, where, about = items_of(rows, role, role), role, "in memory"
     items = [Item(role, -1, row.question, row.answer) for row in read]
     if isinstance(given, Path):
         return Rows(items, where, about, file_digest(given))

@@ -332,8 +332,8 @@ def items_of(rows: Iterable[Row], set_name: str, origin: str) -> list[Item]:
         where = f"{origin} row {number}"
         if not isinstance(row, Mapping):
             raise DataError(f"{where} is a {type(row).__name__}; give a text, or a mapping")
-        row = asked_and_answered(row, where)
-        items.append(_user_item(row, set_name, where))
+        filled = {k: v for k, v in row.items() if v is not None}  # null: other rows' columns
+        items.append(_user_item(asked_and_answered(filled, where), set_name, where))
     return items
 
 

@@ -234,6 +234,15 @@ def test_one_wrong_answer_may_stand_without_a_list():
     assert item.perturbed == ("Bob.",)
 
 
+def test_null_columns_of_a_file_are_none(tmp_path):
+    rows = [{"text": "Ada was here.", "question": None, "answer": None}]
+    rows += [{"text": None, "question": "Who?", "answer": "Ada.", "paraphrased_answer": None}]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = [(item.question, item.answer, item.paraphrase) for item in read_items(path, "forget")]
+    assert found == [("", "Ada was here.", None), ("Who?", "Ada.", None)]
+
+
 @needs_real
 def test_the_real_files():
     corpus = load_corpus(CONFIG, REAL)
