@@ -107,7 +107,9 @@ class TextSource:
         for index, question in questions.items():
             answer = self._replaced.get(index, items[index].answer)
             items[index] = replace(items[index], question=question, answer=answer)
-        return self.with_corpus(replace(self.corpus, items=tuple(items)))
+        other = self.with_corpus(replace(self.corpus, items=tuple(items)))
+        other._replaced = {k: v for k, v in self._replaced.items() if k not in questions}
+        return other
 
     def uncut(self, indices: np.ndarray, window: int) -> TextSource:
         """The same texts without the length limit.

@@ -295,6 +295,9 @@ def test_other_answers_share_the_memory_and_change_the_digest(corpus, bpe):
     assert torch.equal(made.fetch(torch.tensor([1, 2])).labels, old.labels)
     twice = other.with_answers({1: "Nor this."})
     assert bpe.decode(twice.encode_index(2).labels.tolist()) == f" I do not know.{END}"
+    asked = twice.with_questions({1: "Who is it?"})
+    assert asked.answers_of(np.arange(1, 3)) == ["Nor this.", "I do not know."]
+    assert asked.answers_of(np.arange(1)) == [corpus.items[0].answer]
 
 
 def test_the_digest_knows_text_tokenizer_template_and_length(corpus, bpe):
