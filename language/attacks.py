@@ -28,7 +28,8 @@ THAT_OF_RETRAIN = "that of Retrain"
 class Zlib(MemberAttack):
     """zlib: the likelihood of a text per byte of what is left of it when it is compressed.
 
-    Formula: score = log p(text) / len(zlib(text)); AUC of forget against unseen.
+    Formula: score = log p(text) / len(zlib(text)), log p summed over tokens; AUC of forget against
+    unseen.  The code of both sources takes the mean of log p over tokens instead of the sum.
     Source: Carlini et al. 2021 (arXiv 2012.07805); open-unlearning (evals/metrics/mia).
     """
 
