@@ -28,7 +28,8 @@ THAT_OF_RETRAIN = "that of Retrain"
 class Zlib(MemberAttack):
     """zlib: the likelihood of a text per byte of what is left of it when it is compressed.
 
-    Formula: score = log p(text) / len(zlib(text)); AUC of forget against unseen.
+    Formula: score = log p(text) / len(zlib(text)), log p summed over tokens; AUC of forget against
+    unseen.  The code of both sources takes the mean of log p over tokens instead of the sum.
     Source: Carlini et al. 2021 (arXiv 2012.07805); open-unlearning (evals/metrics/mia).
     """
 
@@ -52,13 +53,12 @@ class Zlib(MemberAttack):
         return score
 
 
-def asked(audit: ModelAudit, task: AuditTask, questions: Mapping[int, str], name: str) -> Measures:
-    """Accuracy on the forget set where its questions are put in other words."""
+def asked(task: AuditTask, model: Any, source: Any, name: str) -> Measures:
+    """Accuracy on the forget set as a source asks for it."""
     from stable_forgetting.common.measure.scores import collect_correct
 
-    model, source = task.load().eval(), texts_of(task).with_questions(questions)
-    indices = task.split.parts["forget"]
-    batches = data.ordered_batches(source, indices, task.batch_size)
+    model.eval()
+    batches = data.ordered_batches(source, task.split.parts["forget"], task.batch_size)
     correct = collect_correct(lambda batch: task.family.forward(model, batch), batches)
     return {f"{name} forget": accuracy(correct, task.seed)}
 
@@ -80,12 +80,13 @@ class FewShot(ModelAudit):
     """Few-shot prompts: retained questions with their answers stand before the forgotten one.
 
     Formula: accuracy on forget, teacher forced, behind ``shots`` retained pairs of question and
-    answer, the same for every sample; as many of them as the model's context holds.
+    answer, the same for every sample.  They are as many as the model's context holds before every
+    forgotten question with its whole answer: no text is cut, also where data.max_length is less.
     Source: Brown et al. 2020 (arXiv 2005.14165); as an attack, Shumailov et al. 2024
     (arXiv 2407.00106) and RepSelect (arXiv 2606.17168).
     """
 
-    info = AuditInfo(1, "minutes", "%", THAT_OF_RETRAIN)
+    info = AuditInfo(2, "minutes", "%", THAT_OF_RETRAIN)
     budget: ClassVar[Mapping[str, str]] = {"samples": "shots"}
 
     class Config(Strict):
@@ -99,7 +100,9 @@ class FewShot(ModelAudit):
 
     def measure(self, task: AuditTask) -> Measures:
         """Accuracy behind the largest number of shots that fits."""
-        source, forget = texts_of(task), task.split.parts["forget"]
+        from stable_forgetting.language.models.families import context_of
+
+        source, forget, model = texts_of(task), task.split.parts["forget"], task.load()
         chosen = task.draw("retain", self.config.shots, "few-shot")
         pairs = zip(source.questions_of(chosen), source.answers_of(chosen), strict=True)
         lines = [f"{question} {answer}" for question, answer in pairs]
@@ -107,9 +110,10 @@ class FewShot(ModelAudit):
         for count in range(len(lines), 0, -1):
             prompts = {i: "\n".join([*lines[:count], question]) for i, question in own.items()}
             try:
-                return asked(self, task, prompts, f"{count} shots")
+                whole = source.with_questions(prompts).uncut(forget, context_of(model))
             except DataError:
                 continue
+            return asked(task, model, whole, f"{count} shots")
         raise NotApplicable("the model's context does not hold one more pair")
 
 
@@ -137,7 +141,8 @@ class Paraphrase(ModelAudit):
         source, forget = texts_of(task), task.split.parts["forget"]
         own = dict(zip(forget.tolist(), source.questions_of(forget), strict=True))
         found: Measures = {}
+        model = task.load()
         for name, rule in RULES.items():
             prompts = {index: rule(question) for index, question in own.items()}
-            found |= asked(self, task, prompts, name)
+            found |= asked(task, model, source.with_questions(prompts), name)
         return found

@@ -8,6 +8,7 @@ is one.
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -92,7 +93,8 @@ class CausalConfig(TransferConfig):
     pretrain: TextPretraining | None = None
 
     @model_validator(mode="after")
-    def _tiny_kind(self) -> CausalConfig:
+    def _tiny_model(self) -> CausalConfig:
+        self.data.check_window(self.model.context)
         if self.model.kind is not None:
             try:
                 tiny_family(self.model.kind)
@@ -197,6 +199,7 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
             max_length=data.max_length,
             device=self.device,
         )
+        source.encoder.window = model.context or sys.maxsize
         pieces = data.in_pieces(corpus, source.encoder)
         return source if pieces is corpus else source.with_corpus(pieces)
 

@@ -219,7 +219,7 @@ def _protocol(name: str) -> tuple[type[Benchmark], dict[str, Any]]:
 def _words(given: Any, stack: ExitStack) -> dict[str, Any]:
     """The protocol's model: whose tokenizer it is."""
     if hasattr(given, "folder"):
-        return {"name": str(given.folder)}
+        return {"name": str(given.folder), "tokenizer": str(given.words)}
     folder = stack.enter_context(TemporaryDirectory())
     given.tokenizer.save_pretrained(folder)
     return {"name": given.name, "tokenizer": folder}

@@ -43,7 +43,7 @@ from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import chat_template, make_template
 from stable_forgetting.language.measure.scoring import score_parts
 from stable_forgetting.language.models.causal import CausalModels
-from stable_forgetting.language.models.families import CausalFamily
+from stable_forgetting.language.models.families import CausalFamily, context_of
 from stable_forgetting.language.models.sizes import family_in
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -103,7 +103,7 @@ class GivenTexts(CausalModels, GivenBenchmark):
         if self.template is None:
             self.template = "chat" if tokenizer.chat_template else "question_answer"
         self.text = self._divided(_source(self.rows, tokenizer, self.template, device))
-        self.text.encoder.max_length = _context(model)  # what a method puts in an answer's place
+        self.text.encoder.max_length = context_of(model)  # what a method puts in an answer's place
         for config in configs:
             _refuse_tied_head(model, config)
         self.original = model.to(device).eval()
@@ -247,15 +247,6 @@ class Rows:
     digest: str
 
 
-def _filled(row: Any) -> Any:
-    """A row as a file has it: without the columns that other rows of a data set fill."""
-    if isinstance(row, str):
-        return {"text": row}
-    if not isinstance(row, Mapping):
-        return row
-    return {name: value for name, value in row.items() if value is not None}
-
-
 def read_rows(given: Any, role: str) -> Rows:
     """The rows of a file or a data set, without the wordings that only TOFU's metrics compare.
 
@@ -266,8 +257,9 @@ def read_rows(given: Any, role: str) -> Rows:
         read, where, about = read_items(given, role), str(given), given.name
     else:
         first_of(given, role)
-        listed = [_filled(given[index]) for index in range(len(given))]
-        read, where, about = items_of(listed, role, role), role, "in memory"
+        listed = (given[index] for index in range(len(given)))
+        rows = ({"text": row} if isinstance(row, str) else row for row in listed)
+        read, where, about = items_of(rows, role, role), role, "in memory"
     items = [Item(role, -1, row.question, row.answer) for row in read]
     if isinstance(given, Path):
         return Rows(items, where, about, file_digest(given))
@@ -289,13 +281,8 @@ def _check_apart(rows: Mapping[str, Rows]) -> None:
                 )
 
 
-def _context(model: Any) -> int:
-    """Tokens that a model reads at once."""
-    return getattr(model.config, "max_position_embeddings", None) or sys.maxsize
-
-
 def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint | GivenCausal) -> int:
-    context = _context(model)
+    context = context_of(model)
     if asked is not None and asked > context:
         raise ConfigError(
             f"max_length: {asked} is more than the {context} tokens that {checkpoint.name} reads; "

@@ -41,9 +41,7 @@ SHARD = "5GB"
 """Size above which weights are written as several files."""
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
-KEPT = (
-    CONFIG,
-    GENERATION,
+WORDS = (
     "tokenizer*",
     "vocab*",
     "merges.txt",
@@ -51,11 +49,12 @@ KEPT = (
     "added_tokens.json",
     "spiece.model",
     "chat_template*",
-    "LICENSE*",
 )
-"""Files that are copied beside the new weights as they are."""
+"""Files of a tokenizer."""
+KEPT = (CONFIG, GENERATION, "LICENSE*")
+"""Files that are copied beside the new weights as they are, and those of the tokenizer."""
 
-_FETCHED = ("*.safetensors", INDEX, *KEPT)
+_FETCHED = ("*.safetensors", INDEX, *KEPT, *WORDS)
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -110,6 +109,12 @@ class CausalCheckpoint:
         """The first file of weights, or an adapter's."""
         return self.files[0] if self.adapter is None else self.adapter / ADAPTER_WEIGHTS
 
+    @property
+    def words(self) -> Path:
+        """Where the tokenizer lies: an adapter's folder may have one of its own."""
+        own = self.adapter
+        return own if own and (own / "tokenizer_config.json").is_file() else self.folder
+
     def load(self) -> tuple[Any, Any]:
         """The model with its weights, on the CPU, in its own dtype, and its tokenizer.
 
@@ -122,7 +127,7 @@ class CausalCheckpoint:
         from stable_forgetting.language.models.build import build_model
 
         disable_progress_bar()
-        tokenizer = load_tokenizer(CausalModelConfig(name=str(self.folder)))
+        tokenizer = load_tokenizer(CausalModelConfig(name=str(self.words)))
         config = CausalModelConfig(name=str(self.folder), dtype=self.dtype)  # type: ignore[arg-type]
         self._check_types()
         model = build_model(config, len(tokenizer), 0)
@@ -158,9 +163,10 @@ class CausalCheckpoint:
         for file in sorted(folder.glob("*.safetensors")):
             keep_metadata(file, self.files[0])
             digests[file.name] = file_digest(file)
-        for file in sorted(self.folder.iterdir()):
-            if file.is_file() and any(fnmatch.fnmatch(file.name, pattern) for pattern in KEPT):
-                shutil.copyfile(file, folder / file.name)
+        for given, kept in ((self.folder, KEPT), (self.words, WORDS)):
+            for file in sorted(given.iterdir()):
+                if file.is_file() and any(fnmatch.fnmatch(file.name, pattern) for pattern in kept):
+                    shutil.copyfile(file, folder / file.name)
         return {"weights_sha256": digests}
 
 

@@ -97,9 +97,11 @@ class Recalled(TextMetric):
 
     def requests(self, source: TextSource, items: Sequence[Item]) -> list[Continue]:
         """One continuation per question."""
-        asked = source.encoder.text if self.bare else source.encoder.prompt
-        ends = (".",) if self.bare else ("\n",)
-        return [Continue(tuple(asked(each.question)), NEW_TOKENS, None, ends) for each in items]
+        encoder, ends = source.encoder, (".",) if self.bare else ("\n",)
+        asked = encoder.text if self.bare else encoder.prompt
+        prompts = [tuple(asked(each.question)) for each in items]
+        limits = [encoder.room_after(len(prompt), NEW_TOKENS) for prompt in prompts]
+        return [Continue(*each, None, ends) for each in zip(prompts, limits, strict=True)]
 
     def columns(self, source: TextSource, items: Sequence[Item], replies: Replies) -> Columns:
         """(N,)."""

@@ -216,11 +216,10 @@ def read_rows(path: Path) -> list[Row]:
 def item_of(row: Row, set_name: str, index: int, origin: str) -> Item:
     """One row in TOFU's columns; ``index`` counts rows of full, else -1."""
     perturbed = row.get("perturbed_answer") or ()
+    perturbed = perturbed if isinstance(perturbed, list | tuple) else (perturbed,)
     texts = {
-        "question": row.get("question"),
-        "answer": row.get("answer"),
-        "paraphrased_answer": row.get("paraphrased_answer", ""),
-        "paraphrased_question": row.get("paraphrased_question", ""),
+        **{name: row.get(name) for name in ("question", "answer")},
+        **{name: row.get(name, "") for name in ("paraphrased_answer", "paraphrased_question")},
         **{f"perturbed_answer[{i}]": text for i, text in enumerate(perturbed)},
     }
     for column, text in texts.items():
@@ -333,8 +332,8 @@ def items_of(rows: Iterable[Row], set_name: str, origin: str) -> list[Item]:
         where = f"{origin} row {number}"
         if not isinstance(row, Mapping):
             raise DataError(f"{where} is a {type(row).__name__}; give a text, or a mapping")
-        row = asked_and_answered(row, where)
-        items.append(_user_item(row, set_name, where))
+        filled = {k: v for k, v in row.items() if v is not None}  # null: other rows' columns
+        items.append(_user_item(asked_and_answered(filled, where), set_name, where))
     return items
 
 

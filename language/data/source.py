@@ -6,12 +6,14 @@ The attention mask follows from lengths, never from the id that padding happens 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.data.padding import PadTo
 from stable_forgetting.language.data.corpus import Corpus, Encoded
 from stable_forgetting.language.data.templates import Template
@@ -105,7 +107,27 @@ class TextSource:
         for index, question in questions.items():
             answer = self._replaced.get(index, items[index].answer)
             items[index] = replace(items[index], question=question, answer=answer)
-        return self.with_corpus(replace(self.corpus, items=tuple(items)))
+        other = self.with_corpus(replace(self.corpus, items=tuple(items)))
+        other._replaced = {k: v for k, v in self._replaced.items() if k not in questions}
+        return other
+
+    def uncut(self, indices: np.ndarray, window: int) -> TextSource:
+        """The same texts without the length limit.
+
+        Args:
+            indices: (N,) those that a model is to read whole.
+            window: Tokens that it reads at once.
+
+        Raises:
+            DataError: One of them is longer.
+        """
+        other = self.with_answers({})
+        other.encoder = Encoder(self.tokenizer, self.template, sys.maxsize)
+        other._base_digest = None
+        longest = max(len(other.encode_index(index).ids) for index in indices.tolist())
+        if longest > window:
+            raise DataError(f"a text has {longest} tokens and the model reads {window}; shorten it")
+        return other
 
     def renamed(self, batch: Batch, seed: int) -> Batch:
         """See :func:`language.data.batches.renamed`."""

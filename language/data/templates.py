@@ -90,7 +90,8 @@ def make_template(family: Family, style: Style) -> Template:
         return Template(family, style, "Question: ", after, lead)
     if family == "llama2_chat":
         return Template(family, style, "[INST] ", " [/INST]")
-    return Template(family, style, _LLAMA3_BEFORE, _LLAMA3_AFTER, end="<|eot_id|>", special=True)
+    texts = (_LLAMA3_BEFORE, _LLAMA3_AFTER)
+    return Template(family, style, *texts, end="<|eot_id|>", special=True, marked_texts=True)
 
 
 _ASKED, _ANSWERED = "A question stands here?", "An answer stands there."

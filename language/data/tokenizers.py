@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,7 @@ class Encoder:
     Attributes:
         calls: How many texts were tokenised.
         truncated: How many pairs were cut.
+        window: Tokens that the model reads, where its config says so: a longer pair is refused.
         given: Plain text -> its ids, where it is a slice of a longer one's tokens.
     """
 
@@ -153,7 +155,7 @@ class Encoder:
         check_template(tokenizer, template)
         self.tokenizer = tokenizer
         self.template = template
-        self.max_length = max_length
+        self.max_length, self.window = max_length, sys.maxsize
         self.end = tokenizer.eos_token_id
         if template.end is not None:
             self.end = tokenizer.convert_tokens_to_ids(template.end)
@@ -169,6 +171,10 @@ class Encoder:
     def text(self, text: str) -> list[int]:
         """Ids of a whole text with the tokenizer's special tokens; nothing is cut."""
         return self._tokens(text, special=self._marks_texts)
+
+    def room_after(self, prompt: int, most: int) -> int:
+        """Tokens that may be written after one of so many: ``most``, or what the window leaves."""
+        return min(most, max(1, self.window - prompt))
 
     def beginning(self, ids: list[int], room: int, limit: str = "the model's window") -> list[int]:
         """The first ``room`` tokens, which ``limit`` leaves."""
@@ -280,6 +286,11 @@ class Encoder:
                 raise DataError(
                     f"'{(question or answer)[:60]}': no label is left within data.max_length"
                     f" {self.max_length}; raise it or shorten the text"
+                )
+            if len(ids) > self.window:
+                raise DataError(
+                    f"'{(question or answer)[:60]}': {len(ids)} tokens are more than model.context"
+                    f" {self.window}; raise it, or set data.max_length={self.window}"
                 )
             self._pairs[key] = Encoded(np.asarray(ids, dtype=np.int64), start)
         return self._pairs[key]

@@ -172,13 +172,15 @@ def teacher_forced(
     """
     model.eval()
     scorer = _Scorer(model, pairs, detailed, entropies, masked_id)
-    limit = row_limit(model) if share_prompts else None
-    if limit is not None:  # attention within longer rows costs more than prompts that repeat
+    exact = row_limit(model) if share_prompts else None
+    rows, beyond = plain_rows(pairs), list[Row]()
+    if exact is not None:  # attention within longer rows costs more than prompts that repeat
         config: Any = unwrapped(model).config
-        limit = min(limit, max(SHORT_ROW, 2 * config.hidden_size))
-    rows = plain_rows(pairs) if limit is None else packed_rows(pairs, limit)
+        rows = packed_rows(pairs, min(exact, max(SHORT_ROW, 2 * config.hidden_size)))
+        beyond = [row for row in rows if len(row) > exact]  # under the model's own mask
+        rows = [row for row in rows if len(row) <= exact]
     with torch.inference_mode():
-        for chosen in batches(rows, token_budget):
+        for chosen in (*batches(rows, token_budget), *batches(beyond, token_budget)):
             scorer.score(chosen)
     return scorer.result()
 

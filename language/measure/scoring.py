@@ -200,7 +200,7 @@ class GreedyAnswers(TextMetric):
         if self.config.reference_cap is not None:
             labels = len(source.encode(item.question, item.answer).labels)
             limit = min(limit, math.ceil(self.config.reference_cap * labels))
-        return Continue(tuple(prompt.tolist()), limit)
+        return Continue(tuple(prompt.tolist()), source.encoder.room_after(len(prompt), limit))
 
     def columns(self, source: TextSource, items: Sequence[Item], replies: Replies) -> Columns:
         """Recalls of the targets' words."""

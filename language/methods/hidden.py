@@ -68,6 +68,9 @@ def middle_block(model: nn.Module) -> str:
 def counted_positions(batch: Batch, states: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
     """(states, mask) of the positions that count, (N, T, H) and (N, T); the mask is -100 where not.
 
+    Both lie on the device of the states, which is not the batch's where ``device_map`` spreads a
+    model.
+
     Args:
         batch: With ``positions`` (N, A) among its inputs for texts; without, every position counts.
         states: (N, ..., H).
@@ -75,13 +78,14 @@ def counted_positions(batch: Batch, states: Tensor, positions: Positions) -> tup
             one later; ``all``: every real token.
     """
     if "positions" in batch.inputs and positions != "all":
-        places = batch.inputs["positions"] + (positions == "answers")
+        places = (batch.inputs["positions"] + (positions == "answers")).to(states.device)
         where = places.unsqueeze(-1).expand(-1, -1, states.shape[-1])
-        return states.gather(1, where), batch.labels
+        return states.gather(1, where), batch.labels.to(states.device)
     flat = states.flatten(1, -2) if states.ndim > 2 else states.unsqueeze(1)
     mask = torch.zeros(flat.shape[:2], dtype=torch.int64, device=flat.device)
     if "attention_mask" in batch.inputs:
-        mask = mask.masked_fill(batch.inputs["attention_mask"] == 0, IGNORE)
+        padding = batch.inputs["attention_mask"].to(flat.device) == 0
+        mask = mask.masked_fill(padding, IGNORE)
     return flat, mask
 
 
@@ -92,12 +96,16 @@ def states_at(
     batch: Batch,
     positions: Positions,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """(logits, states of each layer, mask) of a batch; see :func:`counted_positions`."""
+    """(logits, states of each layer, mask) of a batch; see :func:`counted_positions`.
+
+    All lie on the device of the first layer's states, but for the logits.
+    """
     with ExitStack() as stack:
         found = [stack.enter_context(captured(model.get_submodule(name))) for name in layers]
         logits = forward(batch)
     pairs = [counted_positions(batch, wide(outputs[0]), positions) for outputs in found]
-    return logits, [states for states, _ in pairs], pairs[0][1]
+    mask = pairs[0][1]
+    return logits, [states.to(mask.device) for states, _ in pairs], mask
 
 
 @dataclass(frozen=True)

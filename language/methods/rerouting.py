@@ -171,8 +171,8 @@ class UnderAttack:
         module = self.model.get_submodule(self.layer)
         with torch.no_grad(), captured(module) as outputs:
             forward(batch)
-        real = batch.inputs["attention_mask"].unsqueeze(-1)
         shift = torch.zeros_like(wide(outputs[0])).requires_grad_()
+        real = batch.inputs["attention_mask"].unsqueeze(-1).to(shift.device)
         optimizer = torch.optim.AdamW([shift], lr=self.lr)
         for _ in range(self.steps):
             with shifted(module, shift * real):

@@ -294,8 +294,9 @@ class Gated(nn.Module):
                 use_cache=False,
             )
         share = (inside / inside.sum(1, keepdim=True)).float()
-        means = [torch.einsum("nth,nt->nh", h.float(), share) for h in out.hidden_states[1:]]
-        return torch.stack(means, dim=1)
+        states = [h.float() for h in out.hidden_states[1:]]  # each on the device of its block
+        means = [torch.einsum("nth,nt->nh", h, share.to(h.device)) for h in states]
+        return torch.stack([mean.to(ids.device) for mean in means], dim=1)
 
     def _question(self, ids: Tensor, seen: Tensor) -> Tensor:
         """(N, T): 1 where the gate reads."""

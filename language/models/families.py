@@ -5,6 +5,7 @@ A new family is one :class:`CausalFamily` in :data:`FAMILIES`.  No torch here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,13 @@ LONGEST_ROW = 1024
 """Tokens of a packed row that no model of the table sees only in part."""
 
 Fields = Mapping[str, Any]
+
+
+def _windowed_row(config: Any) -> int:
+    """A mask of one's own takes the place of a sliding window: no row may be longer than that."""
+    return min(LONGEST_ROW, getattr(config, "sliding_window", None) or LONGEST_ROW)
+
+
 _COMPONENTS = {
     "mlp": ("mlp",),
     "attention": ("attn", "attention", "self_attn"),
@@ -57,7 +65,7 @@ class CausalFamily:
     linear_head: bool = False
     last_norm: str = ""
     maskable: bool = False
-    longest_row: Callable[[Any], int] = lambda _: LONGEST_ROW
+    longest_row: Callable[[Any], int] = _windowed_row
     tied: bool = False
     tiny: Callable[[int, int, int], Fields] | None = None
 
@@ -178,6 +186,12 @@ FAMILIES: dict[str, CausalFamily] = {
 def family_of(model_type: str | None) -> CausalFamily:
     """The family of a model type; one without patterns and promises where the table has no row."""
     return FAMILIES.get(model_type or "") or CausalFamily(model_type or "unknown")
+
+
+def context_of(model: Any) -> int:
+    """Tokens that a model reads at once, as its config says."""
+    config = getattr(model, "config", None)
+    return getattr(config, "max_position_embeddings", None) or sys.maxsize
 
 
 def tiny_family(kind: str) -> CausalFamily:

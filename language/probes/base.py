@@ -20,6 +20,7 @@ from stable_forgetting.language.data.corpus import Corpus
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.measure.requests import Request, RequestConfig
+from stable_forgetting.language.models.families import context_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,8 +66,7 @@ class ProbedModel:
     @property
     def context(self) -> int:
         """Tokens that the model reads at once."""
-        config: Any = self.model.config
-        return getattr(config, "max_position_embeddings", None) or sys.maxsize
+        return context_of(self.model)
 
     def ids(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids; with the special ones that the tokenizer puts around a text where wanted."""
@@ -92,6 +92,7 @@ class TextProbe(Probe):
         head: Its title; ``{row}`` stands for the row.
         doc: What it is, likewise.
         averaged: Whether the summary has the mean of the rows.
+        mean_doc: What the mean is; ``{rows}`` stands for the rows.
     """
 
     modality = "language"
@@ -102,6 +103,7 @@ class TextProbe(Probe):
     head: ClassVar[str] = "{row}"
     doc: ClassVar[str] = "right answers in {row}"
     averaged: ClassVar[bool] = True
+    mean_doc: ClassVar[str] = "unweighted mean of {rows}"
 
     def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
         """See :meth:`table`; the benchmark's data are not asked."""
@@ -154,7 +156,7 @@ class TextProbe(Probe):
         extent = f" ({self.extent})" if self.extent else ""
         specs = [self._spec(name) for name in self.rows]
         if self.averaged:
-            doc = f"unweighted mean of {', '.join(self.rows)}"
+            doc = self.mean_doc.format(rows=", ".join(self.rows))
             name = f"{self.name}.mean"
             specs.append(MetricSpec(name, self.better, f"{self.name} mean", doc=doc))
         return tuple(replace(spec, title=f"{spec.title}{extent}") for spec in specs)

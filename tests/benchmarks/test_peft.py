@@ -155,6 +155,19 @@ def test_an_adapter_is_a_start(base, adapter, tmp_path):
         assert torch.allclose(tensor, two.state_dict()[name], atol=1e-5), name
 
 
+def test_a_tokenizer_of_the_adapters_own_is_used_and_written(base, adapter, tmp_path):
+    folder, words = adapter[0], texts.tokenizer()
+    words.chat_template = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    )
+    words.save_pretrained(folder)
+    out = tmp_path / "out"
+    result = forget(folder, **ROWS, method="gd", params=SHORT, out=out, template="chat")
+    assert result.status == "ok", "the model that it is for has no chat template"
+    assert texts.reloaded(out)[1].chat_template == words.chat_template
+    assert (out / "config.json").read_bytes() == (base / "config.json").read_bytes()
+
+
 def test_what_is_written_is_a_start_again(base, tmp_path):
     forget(base, **ROWS, method="gd_lora", params=SHORT, out=tmp_path / "out")
     again = forget(tmp_path / "out/adapter", **ROWS, method="gd", params=SHORT)

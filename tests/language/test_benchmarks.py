@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from stable_forgetting.common.base.config import canonical, validate
@@ -15,7 +16,9 @@ from stable_forgetting.common.base.registry import BENCHMARKS, load_plugins
 from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.protocol.probe import PROBES
+from stable_forgetting.language.benchmarks.rwku import Recalled
 from stable_forgetting.language.data.readers import READERS, TextDataConfig
+from stable_forgetting.language.measure.scoring import GreedyAnswers, TofuEvaluation
 from stable_forgetting.language.models.build import claimed_training
 from tests.language.made import CPU, TINY, benchmark
 
@@ -126,6 +129,22 @@ def test_rows_are_what_they_promise(tmp_path, rows, promised, clue):
     with pytest.raises(DataError, match=clue) as caught:
         _ = of_files(tmp_path, rows, promised).source
     assert "\n" not in str(caught.value) and f"data.rows: {rows}" in str(caught.value)
+
+
+def test_rows_and_answers_fit_the_window_of_a_tiny_model():
+    small = {**TINY, "context": 48}
+    for name, data in (("tofu", {}), ("tdec", {"name": "tdec"}), ("rwku", {"name": "rwku"})):
+        line = "data.max_length: 64 tokens are more than model.context 48; lower it, or raise"
+        with pytest.raises(ConfigError, match=line):
+            benchmark(name, data={**data, "max_length": 64}, model=small)
+    data = {"authors": 2, "forget_authors": 1}
+    source = benchmark("tofu", data=data, model=small).source  # 512 is the default
+    with pytest.raises(DataError, match=r"tokens are more than model.context 48; .*max_length=48"):
+        source.fetch(torch.arange(len(source)))
+    items = [item for item in source.corpus.items if len(source.prompt_ids(item.question)) < 48]
+    for metric in (GreedyAnswers(TofuEvaluation()), Recalled(bare=False)):
+        asked = metric.requests(source, items)
+        assert max(len(each.ids) + each.limit for each in asked) == 48
 
 
 def test_what_a_published_model_was_trained_on_is_claimed_or_not(tmp_path):

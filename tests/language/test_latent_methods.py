@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.batch import IGNORE, Batch
@@ -197,6 +198,40 @@ def test_lat_without_an_attack_is_gradient_difference():
     model = Blocks()
     objective = attacked(model, steps=0)
     assert_agree(objective, lambda: objective.objective(partial(run, model), BATCHES).total, model)
+
+
+class Spread(nn.Module):
+    """Blocks on two devices, as device_map lays them; logits go where the inputs lie."""
+
+    def __init__(self):
+        super().__init__()
+        places = ("cuda:0", "cuda:1", "cuda:1")
+        self.h = nn.ModuleList(nn.Linear(4, 4, device=place) for place in places)
+
+    def forward(self, x):
+        here = x.device
+        for block in self.h:
+            x = x.to(block.weight.device)
+            x = x + torch.tanh(block(x))
+        return x.to(here)
+
+
+@pytest.mark.parametrize("positions", ["scored", "answers", "all"])
+def test_steered_blocks_may_lie_elsewhere_than_the_batch(positions):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model, frozen = Spread(), Spread()
+        inputs = {"x": torch.zeros(2, 4, 4), "attention_mask": torch.ones(2, 4).long()}
+        inputs["positions"] = torch.zeros(2, 4).long()
+        batch = Batch(inputs, torch.zeros(2, 4).long(), torch.arange(2))
+        batches, nudge = {"forget": batch, "retain": batch}, torch.zeros(4)
+        forward, layers = partial(run, model), ["h.0", "h.2"]
+        for adaptive in (False, True):
+            fields = (run, nudge, positions, 2.0, 3.0, "tokens", adaptive)
+            assert Steering(model, frozen, "h.1", *fields)(forward, batches).total.is_cuda
+        terms = (run, positions, 10.0, 10.0, "tokens", Progress(), nudge)
+        assert Rerouting(model, frozen, layers, *terms)(forward, batches).total.is_cuda
+        shift = attacked(model, steps=0).attack(forward, batch)
+        assert shift.device == torch.device("cuda:1")
 
 
 class Killed(Exception):

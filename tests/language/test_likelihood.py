@@ -58,6 +58,20 @@ def test_a_local_window_is_respected(tiny_text):
     assert max(map(len, too_long)) > 32
 
 
+SLIDING = {"mistral": {}, "qwen2": {"use_sliding_window": True, "max_window_layers": 1}}
+
+
+@pytest.mark.parametrize("kind", SLIDING)
+def test_a_sliding_window_is_respected(tiny_text, kind):
+    """A row that is packed is no longer than it; a longer pair is windowed by the model itself."""
+    model = tiny_text.model(kind, sliding_window=16, **SLIDING[kind])
+    pairs = tiny_text.pairs(6, 5, longest=12)
+    rows = packed_rows(pairs, row_limit(model))
+    assert row_limit(model) == 16 < max(map(len, rows))
+    assert any(row.packed for row in rows)
+    check_against_alone(model, pairs)
+
+
 def test_a_prompt_whose_last_token_merges_with_the_answer(tiny_text):
     """Prompts that end in a space: the joint text has another token there, and starts behind it."""
     pairs = [

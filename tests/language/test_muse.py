@@ -35,6 +35,7 @@ from tests.language.made import TINY, benchmark
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 LLAMA_TINY = {**TINY, "kind": "llama"}
+LONG = {**LLAMA_TINY, "context": 1024}
 RULES = {rules.name: rules for rules in MuseBenchmark.rule_sets}
 
 
@@ -159,7 +160,7 @@ def peer_blocks(tokenizer, text, length):
 
 @pytest.mark.parametrize("length", [37, 64, 1000])
 def test_raw_is_cut_as_in_muse_bench(length):
-    made = bench(max_length=length)
+    made = bench(model=LONG, max_length=length)
     source, split = made.source, made.split(1)
     for part, name in (("forget", "forget"), ("retain", "retain1")):
         joined = "\n\n".join(invented()["raw", name])
@@ -171,7 +172,7 @@ def test_raw_is_cut_as_in_muse_bench(length):
 
 
 def test_passages_are_texts_of_their_own():
-    made = bench(passages=4, passage_length=200, max_length=512)
+    made = bench(model=LONG, passages=4, passage_length=200, max_length=512)
     corpus, source = made.source.corpus, made.source
     for k in made.split(1).parts["retain"]:
         own = source.tokenizer(corpus.items[k].answer)["input_ids"]

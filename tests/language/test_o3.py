@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stable_forgetting import language  # noqa: F401 - registers the methods
 from stable_forgetting.common.base.registry import METHODS
@@ -148,6 +150,23 @@ def test_the_gate_reads_the_question_alone(text, once):
         mask = (torch.arange(ids.shape[1]) >= 2).long()[None]
         torch.testing.assert_close(once.weigh(ids, mask)[0], weight)
         torch.testing.assert_close(once.weigh(ids[:, 2:], None)[0], weight)
+
+
+def test_the_gate_reads_blocks_on_several_devices(monkeypatch):
+    class Spread(nn.Module):
+        """A model whose blocks device_map lays on two devices."""
+
+        @property
+        def base_model(self):
+            places = ("cpu", "cuda:0", "cuda:1")
+            states = [torch.zeros(2, 5, 4, device=place) for place in places]
+            return lambda **_: SimpleNamespace(hidden_states=states)
+
+    monkeypatch.setattr(Gated, "_question", lambda self, ids, seen: seen)
+    with FakeTensorMode():
+        ids = torch.ones(2, 5, dtype=torch.int64)
+        features = Gated(Spread()).features(ids, None)
+    assert features.shape == (2, 2, 4) and features.device == ids.device
 
 
 def test_answers_and_likelihoods_are_those_of_the_gated_logits(text, once):

@@ -199,6 +199,14 @@ def test_original_scores_are_sums_after_the_bare_context(asked):
     assert probe.summary(table)["reasoning_original.mean"] == pytest.approx(100 * mean)
 
 
+def test_original_tasks_on_test_splits_say_so():
+    probe = make_probe("reasoning_original", {}, "test")
+    docs = {spec.name.removeprefix("reasoning_original."): spec.doc for spec in probe.metrics}
+    told = {task for task, doc in docs.items() if "test split" in doc}
+    assert told == {"arc_easy", "arc_challenge", "mathqa", "mean"}
+    assert "not to be set beside published means" in docs["mean"]
+
+
 def jang_choices(options):
     """The published code's choices of MathQA (Datasets.py), which it tokenises as they are."""
     found = re.findall(r"[abcd] \) .*?, |e \) .*?$", options)

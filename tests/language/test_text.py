@@ -182,6 +182,19 @@ def test_llama3_chat_spells_its_headers(corpus, style):
     assert prompt.endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
 
 
+def test_plain_texts_begin_with_the_start_token_under_llama3_chat_too(corpus):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = llama3_like(corpus)
+    start = tokenizer.convert_tokens_to_ids("<|begin_of_text|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", start)]
+    )
+    encoder = source(corpus, tokenizer, family="llama3_chat").encoder
+    assert encoder.encode("", "A plain text.").ids[0] == encoder.text("A plain text.")[0] == start
+    assert encoder.encode("Who?", "Ada.").ids.tolist().count(start) == 1
+
+
 def test_only_openunlearning_hides_end_tokens_from_attention(corpus):
     tokenizer = llama3_like(corpus)
     for style, hidden in (("clean", 0), ("openunlearning", 3)):
@@ -282,6 +295,9 @@ def test_other_answers_share_the_memory_and_change_the_digest(corpus, bpe):
     assert torch.equal(made.fetch(torch.tensor([1, 2])).labels, old.labels)
     twice = other.with_answers({1: "Nor this."})
     assert bpe.decode(twice.encode_index(2).labels.tolist()) == f" I do not know.{END}"
+    asked = twice.with_questions({1: "Who is it?"})
+    assert asked.answers_of(np.arange(1, 3)) == ["Nor this.", "I do not know."]
+    assert asked.answers_of(np.arange(1)) == [corpus.items[0].answer]
 
 
 def test_the_digest_knows_text_tokenizer_template_and_length(corpus, bpe):

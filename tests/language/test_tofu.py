@@ -11,7 +11,7 @@ import pytest
 
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.language.data import readers
-from stable_forgetting.language.data.files import read_items, read_rows
+from stable_forgetting.language.data.files import items_of, read_items, read_rows
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -218,6 +218,7 @@ def test_files_of_ones_own(tmp_path):
         ('{"prompt": "a"}', "row 1 needs question and answer, or text"),
         ('{"text": " "}', "text is empty"),
         ('{"question": "a", "answer": 3}', "column answer is not text"),
+        ('{"question": "a", "answer": "b", "perturbed_answer": 3}', "perturbed_answer.* not text"),
     ],
 )
 def test_faults_in_files_of_ones_own(tmp_path, text, clue):
@@ -226,6 +227,20 @@ def test_faults_in_files_of_ones_own(tmp_path, text, clue):
         path.write_text(text)
     with pytest.raises(DataError, match=clue):
         read_items(path, "forget")
+
+
+def test_one_wrong_answer_may_stand_without_a_list():
+    (item,) = items_of([{"question": "Who?", "answer": "Ada.", "perturbed_answer": "Bob."}], "", "")
+    assert item.perturbed == ("Bob.",)
+
+
+def test_null_columns_of_a_file_are_none(tmp_path):
+    rows = [{"text": "Ada was here.", "question": None, "answer": None}]
+    rows += [{"text": None, "question": "Who?", "answer": "Ada.", "paraphrased_answer": None}]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = [(item.question, item.answer, item.paraphrase) for item in read_items(path, "forget")]
+    assert found == [("", "Ada was here.", None), ("Who?", "Ada.", None)]
 
 
 @needs_real

@@ -42,6 +42,8 @@ from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.data.parts import PARTS, Part, Role
 from stable_forgetting.language.attacks import FewShot, Paraphrase, Zlib
 from stable_forgetting.language.benchmarks.muse import MuseBenchmark
+from stable_forgetting.language.data.corpus import Item
+from tests.language.made import source_of
 
 
 def hiding(toy, bias: float = -6.0) -> nn.Module:
@@ -207,6 +209,9 @@ class Talk:
     def with_questions(self, questions):
         return Talk({**self.questions, **questions})
 
+    def uncut(self, indices, window):
+        return self
+
     def fetch(self, indices, *, augment=None):
         asked = [self.questions[i] for i in indices.tolist()]
         plain = torch.tensor(
@@ -242,6 +247,34 @@ def test_other_words_find_who_forgot_one_wording(toy, says, plain, lower, shots)
     assert set(found) == {f"{rule} forget" for rule in ("lower", "polite", "brief", "about")}
     assert found["lower forget"].value == lower
     assert FewShot().measure(task)["4 shots forget"].value == shots
+
+
+def test_examples_never_push_an_answer_out_of_the_context():
+    items = [Item("full", 0, f"Who is {n}?", f"She is the painter {n}.") for n in range(12)]
+    source, counted = source_of(items, 400, max_length=24), []
+    alone, pairs = len(source.encode_index(0).ids), source.encode_index(0).labels
+    forget, retain = np.arange(4), np.arange(4, 12)
+
+    def task(context):
+        model = nn.Identity()
+        model.config = SimpleNamespace(max_position_embeddings=context)
+        return SimpleNamespace(
+            **{"load": lambda: model, "source": source, "batch_size": 4, "seed": 0},
+            split=SimpleNamespace(parts={"forget": forget, "retain": retain}),
+            draw=lambda part, count, name: retain[:count],
+            family=SimpleNamespace(forward=right),
+        )
+
+    def right(_, batch):
+        counted.append(int((batch.labels != IGNORE).sum()))
+        return nn.functional.one_hot(batch.labels.clamp_min(0), len(source.tokenizer)).float()
+
+    assert alone < 24 < 5 * alone
+    shots = [list(FewShot().measure(task(context))) for context in (5 * alone, 3 * alone)]
+    assert shots == [["4 shots forget"], ["2 shots forget"]]
+    assert counted == [4 * len(pairs)] * 2
+    with pytest.raises(NotApplicable, match="does not hold one more pair"):
+        FewShot().measure(task(alone))
 
 
 def test_images_have_no_questions(toy):
