@@ -607,6 +607,17 @@ def original_metrics(path, store):
     return read_record(StageStore(store), stage).metrics
 
 
+def test_a_block_of_text_depends_on_how_its_scores_are_measured(tiny_text_suite, tmp_path):
+    tiny_text_suite(tmp_path)
+    path = str(text_sweep(tmp_path, suite="measured"))
+
+    def keys(*overrides):
+        plan = make_plan(load_suite(path, overrides), StageStore(tmp_path))
+        return {block.stage.key for block in plan.blocks}
+
+    assert keys() and not keys() & keys("protocol.evaluation.truth=mass")
+
+
 def test_weights_in_bfloat16_are_swept_one_config_at_a_time(tiny_text_suite, cli, tmp_path):
     tiny_text_suite(tmp_path)
     head = {"gd_lora": {"params": {"adapter": {"train_head": True}}}}
