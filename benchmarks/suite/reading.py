@@ -119,7 +119,8 @@ class _File:
             raise ConfigError(f"{self.path}: extends: must be a file name, or a list of them")
         bases = [self._extended(name) for name in names]
         own = {key: value for key, value in self._placed(mapping).items() if key != "extends"}
-        return join(reduce(merge, bases, dict(shared or {})), own, str(self.path))
+        base = reduce(lambda base, over: _beside(base, over, str(self.path)), bases, shared or {})
+        return join(base, own, str(self.path))
 
     def _extended(self, name: str) -> dict[str, Any]:
         """A part, a built-in suite, or a file."""
@@ -174,6 +175,13 @@ def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[
         if label not in rows:
             raise ConfigError(f"{origin}: rows: no row '{label}'{did_you_mean(label, [*rows])}")
     return without(result, [k for k, row in rows.items() if k not in (*wanted, *_kept(k, row))])
+
+
+def _beside(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """:func:`join` of two that one file extends: a row that both merely name stays."""
+    named = {label for label, row in _rows(base).items() if row is None}
+    rows = {k: row for k, row in _rows(over).items() if row is not None or k not in named}
+    return join(base, {**over, "methods": rows} if "methods" in over else over, origin)
 
 
 def _with_length(base: Mapping[str, Any], over: Mapping[str, Any]) -> Mapping[str, Any]:
