@@ -29,6 +29,13 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS, load_plugins
 from stable_forgetting.common.methods.base import over as over_earlier
 
+AXES = {
+    **dict.fromkeys(("steps", "epochs", "amount"), "steps"),
+    **dict.fromkeys(("lam", "forget_weight"), "lambdas"),
+    "lr": "lrs",
+}
+"""What a default or a budget may not set beside a grid -> the grid's own key."""
+
 
 def read_suite(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str, Any]]:
     """A suite's file, and what it says under overrides, with its variables' values.
@@ -157,6 +164,7 @@ def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[
     a removed row goes with it: comparisons and grids.
     """
     inherited, rows = _rows(base), _rows(over)
+    _check_axes(base, over, origin)
     gone = {label for label, row in rows.items() if row is None and label in inherited}
     if gone:
         base = without(base, gone)
@@ -175,6 +183,21 @@ def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[
         if label not in rows:
             raise ConfigError(f"{origin}: rows: no row '{label}'{did_you_mean(label, [*rows])}")
     return without(result, [k for k, row in rows.items() if k not in (*wanted, *_kept(k, row))])
+
+
+def _check_axes(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> None:
+    """Refuses defaults that a grid would replace; those that were there before it may stay."""
+    if not base or over.get("grid", base.get("grid")) is None:
+        return
+    given = {"defaults": over.get("defaults"), "budget": over.get("budget")}
+    if isinstance(of := over.get("defaults_of"), Mapping):
+        given |= {f"defaults_of.{kind}": params for kind, params in of.items()}
+    for part, values in given.items():
+        for key in AXES if isinstance(values, Mapping) else ():
+            if values.get(key) is not None:
+                raise ConfigError(
+                    f"{origin}: {part}.{key} is an axis of the grid; write grid.{AXES[key]}"
+                )
 
 
 def _beside(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[str, Any]:

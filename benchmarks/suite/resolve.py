@@ -287,6 +287,11 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
     if grid is not None:
         grid = replace(grid, params=params)
         configs = [grid.config(*point) for point in grid.points]  # every one is valid
+        if getattr(configs[0], "stop_below", None):
+            raise ConfigError(
+                f"{where}: stop_below ends a run early, and a grid reads every run at grid.steps; "
+                "leave it out"
+            )
         return ResolvedRow(label, method, configs[0], grid=grid)
     config = resolve_config(method, row.preset, params, origin=f"{where}.params")
     search = None

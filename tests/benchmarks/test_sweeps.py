@@ -348,6 +348,24 @@ def test_what_is_wrong_with_a_grid_is_one_line(tiny_sweep, cli, one_line_error, 
     assert words in one_line_error(cli("plan", tiny_sweep(top, **over)))
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("defaults.steps=3", "defaults.steps is an axis of the grid; write grid.steps"),
+        ("defaults_of.adapter.lr=0.1", "adapter.lr is an axis of the grid; write grid.lrs"),
+        ("defaults.lam=3", "defaults.lam is an axis of the grid; write grid.lambdas"),
+        ("budget.amount=3", "budget.amount is an axis of the grid; write grid.steps"),
+        ("defaults={stop_below: {ra: retrain}, evaluate_every: 1}", "gd_ball: stop_below ends a"),
+        ("defaults={stop_below: {ra: 90}, evaluate_every: 1}", "gd_ball: stop_below ends a run"),
+    ],
+)
+def test_a_default_that_a_grid_would_not_heed_is_refused(tiny_sweep, override, words):
+    path = str(tiny_sweep())
+    with pytest.raises(ConfigError, match=words):
+        load_suite(path, [override])
+    assert load_suite(path, ["defaults={schedule: cosine, steps: null}"])
+
+
 def test_a_sweep_is_judged_beside_retrain(tiny_suite, cli, one_line_error):
     path = tiny_suite(suite="alone", methods={"gd_lora": None}, grid={"lambdas": [1]})
     assert "0 rows of method retrain; every gap is to it" in one_line_error(cli("plan", path))
