@@ -16,11 +16,13 @@ from stable_forgetting.benchmarks.leaderboard.run import Lines
 from stable_forgetting.benchmarks.pipeline import schedule
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import BUSY
+from stable_forgetting.benchmarks.pipeline.unlearning import training
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.train.protocols import FitResult
 from stable_forgetting.common.train.tracking import Tracker, read_scalars
 
 STEPS, EVERY = 160, 10
@@ -191,6 +193,15 @@ def test_a_run_goes_on_where_another_decided_its_tuning(
     assert plans[0].waiting == ["gd"] and not plans[-1].waiting
     assert done.plan is plans[-1] and not done.failed and done.executed == 0
     assert all(store.done(stage.kind, stage.key) for stage in done.plan.stages())
+
+
+def test_a_cost_counts_every_sitting(tiny):
+    source = tiny.Source()
+    task = tiny.task(source, tiny.split(source))
+    task.results += [FitResult(4, 70.0, earlier=60.0), FitResult(2, 30.0, earlier=30.0)]
+    with training(task) as outcome:
+        outcome.model = task.model
+    assert outcome.cost["seconds"] >= 90 and outcome.cost["steps"] == 6
 
 
 def test_the_log_is_rewound_to_the_checkpoint(tmp_path):
