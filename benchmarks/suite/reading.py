@@ -47,7 +47,10 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str
     """
     path = find_suite(name)
     data = _own(path) if is_file(name) else built_in(name)
-    data = join(data, apply_overrides({}, overrides), "--set")
+    over = apply_overrides({}, overrides)
+    if "plugins" in over:
+        _texts(over, "plugins", "--set")
+    data = join(data, over, "--set")
     try:
         load_plugins(data.get("plugins", ()), installed=False)
     except ConfigError as error:
