@@ -218,7 +218,8 @@ def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite 
     name = str(path.parent / spec.after) if is_file(spec.after) else spec.after
     if name == spec.suite or Path(name).resolve() == path.resolve():
         raise ConfigError(f"{path}: after names the suite itself; name the request before it")
-    before = load_suite(name, overrides, seeds=spec.seeds, further=spec.methods)
+    others = [text for text in overrides if not text.startswith("after=")]
+    before = load_suite(name, others, seeds=spec.seeds, further=spec.methods)
     for tuned in (spec, before.spec):
         if tuned.tune:
             raise ConfigError(
