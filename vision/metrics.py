@@ -57,6 +57,7 @@ SWEEP_AXES = SweepAxes(
     tolerances=(5.0, 1.0, 2.0),
     also=("forget_loss",),
     parts=("forget", "retain", "test"),
+    unmeasured=True,
 )
 
 ANSWERS = ("forget", "test")

@@ -17,11 +17,13 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Block, Placed, Probed, Result
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
+from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.base.files import write_text
@@ -116,6 +118,7 @@ def stored_plan(suite: ResolvedSuite, store: StageStore) -> StoredPlan:
 def _state(suite: ResolvedSuite) -> Any:
     """All that the keys of a suite's stages follow from, but the store."""
     spec, methods = suite.spec, {row.method for row in suite.rows}
+    attack = spec.tune.after_attack if spec.tune else None
     return {
         "suite": suite_digest(suite),
         "rehearsal": canonical(suite.rehearsal),
@@ -124,6 +127,8 @@ def _state(suite: ResolvedSuite) -> Any:
         "methods": {name: METHODS[name].info.version for name in sorted(methods)},
         "probes": {name: entry.probe.version for name, entry in suite.probes.items()},
         "audits": {name: audit.info.version for name, audit in suite.audits.items()},
+        "after_attack": AUDITS[attack].info.version if attack else None,
+        "kinds": {kind.name: KINDS[kind.name].version for kind in KINDS},
     }
 
 

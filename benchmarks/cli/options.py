@@ -32,8 +32,9 @@ def _prepare_streams() -> None:
 
 
 _prepare_streams()
-console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
-error_console = Console(stderr=True)
+_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+console = Console(width=_WIDTH, emoji=False)
+error_console = Console(stderr=True, emoji=False)
 
 Store = Annotated[Path, typer.Option(help="Folder for everything that is written.")]
 DataRoot = Annotated[
@@ -77,13 +78,15 @@ class Selection:
     def numbers(self) -> list[int] | None:
         """The seeds; None for those of the suite."""
         try:
-            return [int(part) for part in self.seeds.split(",")] if self.seeds else None
+            return None if self.seeds is None else [int(part) for part in self.seeds.split(",")]
         except ValueError:
             raise ConfigError(f"--seeds {self.seeds}: write whole numbers with commas") from None
 
     @property
     def rows(self) -> list[str]:
         """Labels of the rows; empty for all rows."""
+        if self.only is not None and not self.only.strip():
+            raise ConfigError("--only: write labels of rows with commas, or leave it out")
         return [part.strip() for part in self.only.split(",")] if self.only else []
 
 

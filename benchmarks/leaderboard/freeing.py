@@ -93,7 +93,7 @@ def remove_rows(suite: ResolvedSuite, labels: Collection[str], store: StageStore
             raise ConfigError(f"--fresh {label}: {suite.name} has no such row{hint}")
     plan = make_plan(suite, store)
     stages = {stage.key: stage for stage in _own(plan, labels)}
-    for stage in probe_plan(suite, store).stages():
+    for stage in (*plan.stages(), *probe_plan(suite, store).stages()):
         if stage.kind == "audit" and stage.parents["model"].key in stages:
             stages[stage.key] = stage
     return sum(_remove(stage, store) for stage in stages.values())

@@ -128,8 +128,11 @@ class _Blocks:
         alike = all(config == plain[0] for config in plain)  # but for rate and weight
         together = runs_together(cls, configs[0]) and alike
         params = [canonical(config) for config in configs]
+        axes = self.lineage.benchmark.sweep_axes
+        assert axes is not None
         identity = {
             **self.lineage.identity("score"),
+            **({} if axes.unmeasured else {"measure": self.lineage.identity("measure")}),
             "map_version": GridBlock.version,
             "method": self.row.method,
             "method_version": cls.info.version,

@@ -205,6 +205,8 @@ class Lineage:
             identity["goals"] = [goal.words for goal in goals]
         elif "retrain" in (params.get("stop_below") or {}).values():
             parents["goal"] = self.evaluated(self.retrain(seed), seed, trial=True)
+        elif params.get("stop_below"):  # what ends the training; a goal's key has both
+            identity |= {part: self.identity(part) for part in ("score", "measure")}
         return self.stage(
             "unlearn",
             f"{row.label}/{note or f'seed-{seed}'}",

@@ -117,10 +117,13 @@ def run_suite(
         if work.broken:
             _renew(execution, executor)
         execution.executed += work.count
-        decided = not work.lost and not execution.plan.waiting
-        if not decided:
-            execution.plan = _planned(planner, suite, store)
-        if decided or not (work.lost or work.count):
+        if not (work.lost or execution.plan.waiting):
+            return execution
+        known = {stage.key for stage in execution.plan.stages()}
+        execution.plan = _planned(planner, suite, store)
+        # another run may have done all that decides what follows
+        more = any(stage.key not in known for stage in execution.plan.stages())
+        if not (work.lost or work.count or more):
             return execution
 
 

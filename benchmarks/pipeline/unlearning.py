@@ -88,8 +88,9 @@ def training(task: UnlearnTask) -> Iterator[Outcome]:
         merge_peft(outcome.model)
     except Diverged as error:
         outcome.status, outcome.detail, outcome.step = "diverged", str(error), error.step
+    earlier = sum(result.earlier for result in task.results)  # before it was interrupted
     outcome.cost = {
-        "seconds": round(time.perf_counter() - started, 3),
+        "seconds": round(earlier + time.perf_counter() - started, 3),
         "steps": float(sum(result.steps for result in task.results)),
         "peak_bytes": float(torch.cuda.max_memory_allocated(device)) if on_card else None,
     }

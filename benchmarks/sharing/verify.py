@@ -7,13 +7,15 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.benchmarks.leaderboard.board import FinalRecords, Leaderboard
+from stable_forgetting.benchmarks.leaderboard.board import FinalRecords, Leaderboard, Trial
 from stable_forgetting.benchmarks.leaderboard.data import to_json
 from stable_forgetting.benchmarks.leaderboard.derive import compared
+from stable_forgetting.benchmarks.leaderboard.judge import add_ranks
 from stable_forgetting.benchmarks.leaderboard.write import RECORDS
 from stable_forgetting.benchmarks.report.cells import MISSING
 from stable_forgetting.benchmarks.report.section import Column, Section, filled, table
@@ -119,8 +121,10 @@ def _verify(folder: Path, path: Path) -> Verification:
         own = scores(*entry.place) if record.status == "ok" else {}
         forget = len(own["forget"]) if "forget" in own else entry.forget
         again.append(replace(entry, record=record, forget=forget))
-    board = board_of(again, folder / RECORDS, spec)
-    pairs = [*_record_cells(entries, again), *_table_cells(folder, board)]
+    board, theirs = board_of(again, folder / RECORDS, spec), _stated(folder)
+    if (trials := _trials(theirs)) and not board.rule.goals:
+        add_ranks(board.rows, trials)
+    pairs = [*_record_cells(entries, again), *_table_cells(theirs, board)]
     pairs += _samples(again, scores)
     return Verification(
         board,
@@ -187,14 +191,34 @@ def _record_cells(stated: Sequence[Entry], again: Sequence[Entry]) -> Iterator[C
             yield Cell(row, name, old.record.metrics.get(name), new.record.metrics.get(name))
 
 
-def _table_cells(folder: Path, board: Leaderboard) -> Iterator[Cell]:
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Names the bundle's table where something is wrong with it."""
     try:
-        stated = json.loads((folder / TABLE).read_text("utf-8"))
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{TABLE}: cannot be read ({one_line(error)})") from None
+
+
+def _stated(folder: Path) -> Any:
+    with _reading():
+        return json.loads((folder / TABLE).read_text("utf-8"))
+
+
+def _trials(stated: Any) -> list[Trial]:
+    """The trials of tuning, which widen the intervals of ranks; a gap of None is infinite."""
+    with _reading():
+        return [
+            Trial(row["row"], {}, math.inf if row["gap"] is None else float(row["gap"]), False)
+            for row in (stated.get("tuning") or {"sweep": ()})["sweep"]
+        ]
+
+
+def _table_cells(stated: Any, board: Leaderboard) -> Iterator[Cell]:
+    with _reading():
         theirs = {row["row"]: row for row in stated["rows"] if row["seeds"]}
         floor, settings = stated["floor"] or {}, stated["settings"]
         chosen = {label: row["chosen"] for label, row in theirs.items()}
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{TABLE}: cannot be read ({one_line(error)})") from None
     made = to_json(board)
     ours = {row["row"]: row for row in made["rows"]}
     yield Cell("table", "order of rows", [*theirs], [*ours])

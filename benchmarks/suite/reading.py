@@ -29,6 +29,13 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS, load_plugins
 from stable_forgetting.common.methods.base import over as over_earlier
 
+AXES = {
+    **dict.fromkeys(("steps", "epochs", "amount"), "steps"),
+    **dict.fromkeys(("lam", "forget_weight"), "lambdas"),
+    "lr": "lrs",
+}
+"""What a default or a budget may not set beside a grid -> the grid's own key."""
+
 
 def read_suite(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str, Any]]:
     """A suite's file, and what it says under overrides, with its variables' values.
@@ -40,7 +47,10 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str
     """
     path = find_suite(name)
     data = _own(path) if is_file(name) else built_in(name)
-    data = join(data, apply_overrides({}, overrides), "--set")
+    over = apply_overrides({}, overrides)
+    if "plugins" in over:
+        _texts(over, "plugins", "--set")
+    data = join(data, over, "--set")
     try:
         load_plugins(data.get("plugins", ()), installed=False)
     except ConfigError as error:
@@ -119,7 +129,8 @@ class _File:
             raise ConfigError(f"{self.path}: extends: must be a file name, or a list of them")
         bases = [self._extended(name) for name in names]
         own = {key: value for key, value in self._placed(mapping).items() if key != "extends"}
-        return join(reduce(merge, bases, dict(shared or {})), own, str(self.path))
+        base = reduce(lambda base, over: _beside(base, over, str(self.path)), bases, shared or {})
+        return join(base, own, str(self.path))
 
     def _extended(self, name: str) -> dict[str, Any]:
         """A part, a built-in suite, or a file."""
@@ -156,6 +167,7 @@ def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[
     a removed row goes with it: comparisons and grids.
     """
     inherited, rows = _rows(base), _rows(over)
+    _check_axes(base, over, origin)
     gone = {label for label, row in rows.items() if row is None and label in inherited}
     if gone:
         base = without(base, gone)
@@ -174,6 +186,28 @@ def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[
         if label not in rows:
             raise ConfigError(f"{origin}: rows: no row '{label}'{did_you_mean(label, [*rows])}")
     return without(result, [k for k, row in rows.items() if k not in (*wanted, *_kept(k, row))])
+
+
+def _check_axes(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> None:
+    """Refuses defaults that a grid would replace; those that were there before it may stay."""
+    if not base or over.get("grid", base.get("grid")) is None:
+        return
+    given = {"defaults": over.get("defaults"), "budget": over.get("budget")}
+    if isinstance(of := over.get("defaults_of"), Mapping):
+        given |= {f"defaults_of.{kind}": params for kind, params in of.items()}
+    for part, values in given.items():
+        for key in AXES if isinstance(values, Mapping) else ():
+            if values.get(key) is not None:
+                raise ConfigError(
+                    f"{origin}: {part}.{key} is an axis of the grid; write grid.{AXES[key]}"
+                )
+
+
+def _beside(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """:func:`join` of two that one file extends: a row that both merely name stays."""
+    named = {label for label, row in _rows(base).items() if row is None}
+    rows = {k: row for k, row in _rows(over).items() if row is not None or k not in named}
+    return join(base, {**over, "methods": rows} if "methods" in over else over, origin)
 
 
 def _with_length(base: Mapping[str, Any], over: Mapping[str, Any]) -> Mapping[str, Any]:

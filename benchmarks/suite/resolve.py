@@ -218,7 +218,8 @@ def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite 
     name = str(path.parent / spec.after) if is_file(spec.after) else spec.after
     if name == spec.suite or Path(name).resolve() == path.resolve():
         raise ConfigError(f"{path}: after names the suite itself; name the request before it")
-    before = load_suite(name, overrides, seeds=spec.seeds, further=spec.methods)
+    others = [text for text in overrides if not text.startswith("after=")]
+    before = load_suite(name, others, seeds=spec.seeds, further=spec.methods)
     for tuned in (spec, before.spec):
         if tuned.tune:
             raise ConfigError(
@@ -287,6 +288,11 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
     if grid is not None:
         grid = replace(grid, params=params)
         configs = [grid.config(*point) for point in grid.points]  # every one is valid
+        if getattr(configs[0], "stop_below", None):
+            raise ConfigError(
+                f"{where}: stop_below ends a run early, and a grid reads every run at grid.steps; "
+                "leave it out"
+            )
         return ResolvedRow(label, method, configs[0], grid=grid)
     config = resolve_config(method, row.preset, params, origin=f"{where}.params")
     search = None

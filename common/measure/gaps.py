@@ -201,4 +201,4 @@ def _two_sided_p(summary: Summary) -> float | None:
     if summary.std == 0:
         return 1.0 if summary.mean == 0 else 0.0
     t = summary.mean / (summary.std / math.sqrt(summary.n))
-    return 1.0 - student_central(abs(t), summary.n - 1)
+    return max(0.0, 1.0 - student_central(abs(t), summary.n - 1))  # the sum may round above 1

@@ -90,6 +90,8 @@ class SweepAxes:
         also: Further metrics that every cell notes.
         parts: The parts that these metrics need; all when empty.
         as_trial: Whether they need no more than a trial's scores, such as no generated texts.
+        unmeasured: Whether they follow from scores alone, without what the benchmark's identity
+            says of ``measure``.
     """
 
     forgotten: str
@@ -99,6 +101,7 @@ class SweepAxes:
     also: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     as_trial: bool = False
+    unmeasured: bool = False
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -41,7 +41,8 @@ def rank_intervals(
     A draw moves all rows' means together, by Student's t with the covariance that they have over
     the seeds: a hard split is hard for all of them.  (Seeds drawn with replacement would cover the
     true rank in .72 to .92 of tables with three seeds.)  It also takes the trials of every row with
-    replacement, and adds what the best of these is further than the best of all.
+    replacement, and adds what the best of these is further than the best of all.  A row's own rank
+    is always between both ends.
 
     Args:
         values: (N, n) value of every row on every seed.
@@ -54,7 +55,8 @@ def rank_intervals(
         drawn[:, row] += _of_trials(own, draws, stream)
     ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     low, high = np.quantile(ranks(shown(drawn)), ends, axis=0, method="inverted_cdf")
-    return low, high
+    own = ranks(shown(values.mean(1)))  # trials move rows outwards alone, so it may lie outside
+    return np.minimum(low, own), np.maximum(high, own)
 
 
 def _of_seeds(values: np.ndarray, draws: int, stream: np.random.Generator) -> np.ndarray:

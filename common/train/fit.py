@@ -87,7 +87,8 @@ def fit(
         model.train()
         with _seeded(seed, run.device), contextlib.closing(run), run.splitting():
             stopped = run.train(checkpoint, keeps_last=keeps_last)
-    return FitResult(run.total, run.seconds, run.instruments.last, run.instruments.peak, stopped)
+    last, peak = run.instruments.last, run.instruments.peak
+    return FitResult(run.total, run.seconds, last, peak, stopped, run.earlier)
 
 
 def _refuse_packed(model: nn.Module) -> None:

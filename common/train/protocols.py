@@ -86,10 +86,11 @@ class FitResult:
 
     Attributes:
         steps: Optimizer steps.
-        seconds: Wall time.
+        seconds: Wall time, of earlier sittings too.
         last: Name -> last value of everything logged.
         peak: Name -> largest finite value of everything logged.
         stopped: Why it ended before its time; None where it did not.
+        earlier: Seconds of these in sittings that ended before this one.
     """
 
     steps: int
@@ -97,3 +98,4 @@ class FitResult:
     last: dict[str, float] = field(default_factory=dict)
     peak: dict[str, float] = field(default_factory=dict)
     stopped: str | None = None
+    earlier: float = 0.0

@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 
-from stable_forgetting.benchmarks.leaderboard.freeing import FILES, freeable
+from stable_forgetting.benchmarks.leaderboard.freeing import FILES, freeable, remove_rows
+from stable_forgetting.benchmarks.pipeline.measuring import AUDIT_FILE
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.remembered import suite_files
 from stable_forgetting.benchmarks.suite.resolve import load_suite
@@ -102,3 +103,22 @@ def test_freed_weights_come_back_when_a_row_needs_them(filled, tiny_suite, cli, 
     name = "model.safetensors"
     assert made["files"][name] == freed[FREED][name] and FREED not in made
     assert "retrain" not in {p.parent.name.partition("-")[0] for p in weights(root)}
+
+
+def test_a_fresh_tuned_row_keeps_no_attack_of_its_trials(tiny_suite, put_record, tmp_path):
+    """And Retrain keeps its own."""
+    tune = {"trials": 2, "after_attack": "prune", "grids": {"default": {"lr": [1e-3, 1e-2]}}}
+    suite, store = load_suite(str(tiny_suite(methods=ROWS, tune=tune))), StageStore(tmp_path)
+    values, plan = dict.fromkeys(("ua", "ra", "va", "mia_validation"), 9.0), None
+    while plan is None or plan.waiting:
+        plan = make_plan(suite, store)
+        for stage in plan.stages():
+            if stage.kind == "measure":
+                put_record(store, stage, values)
+            else:
+                with store.writing(stage.kind, stage.key, {"status": "ok"}) as folder:
+                    (folder / AUDIT_FILE).write_text('{"not_applicable": "-", "measures": {}}')
+    remove_rows(suite, ["gd_sine"], store)
+    left = [s for s in plan.attacks if store.done(s.kind, s.key)]
+    assert {s.parents["model"].kind for s in plan.attacks} == {"unlearn", "retrain"}
+    assert {s.parents["model"].kind for s in left} == {"retrain"}

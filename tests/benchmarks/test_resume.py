@@ -5,17 +5,24 @@ import re
 import shutil
 import sys
 import time
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from stable_forgetting.benchmarks.leaderboard.run import Lines
+from stable_forgetting.benchmarks.pipeline import schedule
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.runner import BUSY
+from stable_forgetting.benchmarks.pipeline.unlearning import training
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.train.protocols import FitResult
 from stable_forgetting.common.train.tracking import Tracker, read_scalars
 
 STEPS, EVERY = 160, 10
@@ -143,6 +150,58 @@ def test_side_by_side_runs_share_the_stages(suite, cli, spawn, tmp_path):
     assert contents(whole, suite) == contents(shared, suite)
     assert not list((shared / "unfinished").glob("*"))
     assert not list((shared / "failed").glob("*"))
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["busy", "done once it is planned"])
+def test_a_run_goes_on_where_another_decided_its_tuning(
+    tiny_suite, put_record, tmp_path, monkeypatch, late
+):
+    monkeypatch.setattr(schedule, "POLL", 0.001)
+    grids = {"default": {"lr": [1e-4, 1e-3]}}
+    path = tiny_suite(
+        methods={"original": None, "retrain": None, "gd": None},
+        tune={"seeds": [0], "trials": 2, "grids": grids},
+    )
+    store, values = StageStore(tmp_path), dict.fromkeys(("ua", "ra", "va", "mia_validation"), 9.0)
+
+    def complete(stage):
+        if stage.kind == "measure":
+            put_record(store, stage, values)
+        else:
+            with store.writing(stage.kind, stage.key, {"status": "ok"}):
+                pass
+
+    class Elsewhere(Executor):
+        def submit(self, fn, stage, runtime, **options):
+            complete(stage)
+            future = Future()
+            future.set_result(BUSY)
+            return future
+
+    plans = []
+
+    def planned(suite, store):
+        plans.append(make_plan(suite, store))
+        for stage in () if late or len(plans) > 1 else plans[0].stages():
+            complete(stage)
+        return plans[-1]
+
+    suite, watcher = load_suite(str(path)), Lines(shown=False)
+    done = schedule.run_suite(
+        suite, Runtime(tmp_path), Elsewhere(), watcher=watcher, planner=planned
+    )
+    assert plans[0].waiting == ["gd"] and not plans[-1].waiting
+    assert done.plan is plans[-1] and not done.failed and done.executed == 0
+    assert all(store.done(stage.kind, stage.key) for stage in done.plan.stages())
+
+
+def test_a_cost_counts_every_sitting(tiny):
+    source = tiny.Source()
+    task = tiny.task(source, tiny.split(source))
+    task.results += [FitResult(4, 70.0, earlier=60.0), FitResult(2, 30.0, earlier=30.0)]
+    with training(task) as outcome:
+        outcome.model = task.model
+    assert outcome.cost["seconds"] >= 90 and outcome.cost["steps"] == 6
 
 
 def test_the_log_is_rewound_to_the_checkpoint(tmp_path):

@@ -118,6 +118,13 @@ def test_a_row_that_the_earlier_request_lacks_is_run_there_too(sequence, tiny_su
     assert earlier.spec.method == "gd_sine" and earlier.spec.params["lr"] == 0.02
 
 
+def test_an_override_names_the_request_before_of_this_suite_alone(sequence):
+    overrides = ["after=first.yaml", "defaults.steps=7"]
+    before = load_suite(str(sequence), overrides).after
+    assert before.name.startswith("first+") and before.after is None
+    assert before.rows[-1].config.steps == 7
+
+
 # Requests on text --------------------------------------------------------------------------------
 
 REPORTED = ["su", "su_earlier", "du", "rd", "log10_fq", "mu"]

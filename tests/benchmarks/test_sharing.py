@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from stable_forgetting.benchmarks.leaderboard import judge
 from stable_forgetting.benchmarks.leaderboard.data import to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import sections
@@ -212,6 +213,21 @@ def test_a_bundle_verifies_from_its_scores(scored, cli, tmp_path):
     assert not any(str(scored.store.root) in (scored.bundle / n).read_text("latin1") for n in names)
 
 
+def test_the_trials_of_a_tuned_suite_count_in_its_ranks(bundle, monkeypatch):
+    def widened(values, trials):
+        return np.ones(len(values)), 2 + np.array([len(own) for own in trials])
+
+    monkeypatch.setattr(judge, "rank_intervals", widened)
+
+    def change(table):
+        table["tuning"] = {"sweep": [{"row": "gd", "gap": gap} for gap in (1.0, 90.0, None)]}
+        for row in table["rows"]:
+            if row["rank"]:
+                row["rank"]["high"] = 5 if row["row"] == "gd" else 2
+
+    assert verify_bundle(edited(bundle, "table.json", change)).different == ()
+
+
 def test_cells_that_differ_are_named(bundle, cli):
     def change(table):
         row = next(row for row in table["rows"] if row["row"] == "gd")
@@ -251,6 +267,10 @@ def test_scores_of_other_samples_are_named(bundle):
         (lambda b: (b / "table.json").unlink(), "missing or not what was written"),
         (lambda b: (b / "more.txt").write_text(""), "more.txt is not in bundle.json"),
         (lambda b: edited(b, "table.json", dict.clear), "table.json: cannot be read"),
+        (
+            lambda b: edited(b, "table.json", lambda table: table.update(tuning=5)),
+            "table.json: cannot be read",
+        ),
         (lambda b: edited(b, "records.jsonl", list.clear), "holds no record"),
     ],
 )

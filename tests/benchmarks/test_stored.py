@@ -11,8 +11,10 @@ from stable_forgetting.benchmarks.audits import plan as audits
 from stable_forgetting.benchmarks.audits.stored import FILE, stored_plan
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.pipeline import planner
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.store.stages import StageStore
 
 
@@ -79,6 +81,20 @@ def test_a_plan_of_other_rows_is_not_read(ran):
         }
     finally:
         path.write_text(before)
+
+
+def test_a_plan_of_an_earlier_kind_or_attack_is_not_read(tiny_suite, tmp_path, monkeypatch):
+    tune = {"trials": 1, "after_attack": "prune", "grids": {"default": {"lr": [1e-3]}}}
+    rows = {"original": None, "retrain": None, "gd": None}
+    suite, store = load_suite(str(tiny_suite(methods=rows, tune=tune))), StageStore(tmp_path)
+    states = [stored_plan(suite, store).state]
+    with monkeypatch.context() as patch:
+        patch.setattr(KINDS["map"], "version", 2)
+        states.append(stored_plan(suite, store).state)
+    attack = AUDITS["prune"]
+    monkeypatch.setattr(attack, "info", replace(attack.info, version=attack.info.version + 1))
+    states.append(stored_plan(suite, store).state)
+    assert len({*states}) == 3
 
 
 def test_a_suite_that_was_never_run_gets_no_file(ran, tmp_path):

@@ -154,6 +154,21 @@ def test_extends_merges(tmp_path, files, merged):
     assert read_file(write(tmp_path, **files)) == merged
 
 
+def test_files_of_a_list_are_joined_as_a_file_with_what_it_extends(tmp_path):
+    rows = "methods: {original: , gd_lora: {params: {lam: 2}}}"
+    path = write(
+        tmp_path,
+        child="extends: [a.yaml, b.yaml]",
+        a=f"plugins: [a.py]\ndefaults: {{epochs: 5}}\n{rows}",
+        b="plugins: [b.py]\ndefaults: {steps: 30}\nmethods: {original: , gd_lora: , gd: }",
+    )
+    assert read_file(path) == {
+        "plugins": [str(tmp_path / name) for name in ("a.py", "b.py")],
+        "defaults": {"epochs": None, "steps": 30},
+        "methods": {"original": None, "gd": None},
+    }
+
+
 def test_a_file_that_many_extend_is_read_once(tmp_path):
     """Twenty levels that each name the next one twice: a million reads, if each were one."""
     deep = {f"s{k}": f"extends: [s{k + 1}.yaml, s{k + 1}.yaml]\nk{k}: 1" for k in range(20)}

@@ -350,6 +350,24 @@ def test_what_is_wrong_with_a_grid_is_one_line(tiny_sweep, cli, one_line_error, 
     assert words in one_line_error(cli("plan", tiny_sweep(top, **over)))
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("defaults.steps=3", "defaults.steps is an axis of the grid; write grid.steps"),
+        ("defaults_of.adapter.lr=0.1", "adapter.lr is an axis of the grid; write grid.lrs"),
+        ("defaults.lam=3", "defaults.lam is an axis of the grid; write grid.lambdas"),
+        ("budget.amount=3", "budget.amount is an axis of the grid; write grid.steps"),
+        ("defaults={stop_below: {ra: retrain}, evaluate_every: 1}", "gd_ball: stop_below ends a"),
+        ("defaults={stop_below: {ra: 90}, evaluate_every: 1}", "gd_ball: stop_below ends a run"),
+    ],
+)
+def test_a_default_that_a_grid_would_not_heed_is_refused(tiny_sweep, override, words):
+    path = str(tiny_sweep())
+    with pytest.raises(ConfigError, match=words):
+        load_suite(path, [override])
+    assert load_suite(path, ["defaults={schedule: cosine, steps: null}"])
+
+
 def test_a_sweep_is_judged_beside_retrain(tiny_suite, cli, one_line_error):
     path = tiny_suite(suite="alone", methods={"gd_lora": None}, grid={"lambdas": [1]})
     assert "0 rows of method retrain; every gap is to it" in one_line_error(cli("plan", path))
@@ -607,6 +625,17 @@ def original_metrics(path, store):
     plan = make_plan(load_suite(str(path)), StageStore(store))
     stage = next(r.stage for r in plan.results if r.label == "original")
     return read_record(StageStore(store), stage).metrics
+
+
+def test_a_block_of_text_depends_on_how_its_scores_are_measured(tiny_text_suite, tmp_path):
+    tiny_text_suite(tmp_path)
+    path = str(text_sweep(tmp_path, suite="measured"))
+
+    def keys(*overrides):
+        plan = make_plan(load_suite(path, overrides), StageStore(tmp_path))
+        return {block.stage.key for block in plan.blocks}
+
+    assert keys() and not keys() & keys("protocol.evaluation.truth=mass")
 
 
 def test_weights_in_bfloat16_are_swept_one_config_at_a_time(tiny_text_suite, cli, tmp_path):

@@ -91,3 +91,21 @@ def test_a_version_moves_what_is_built_on_it(finished, monkeypatch, kind, missin
     changed = {"measure": OLD.measure, kind: getattr(OLD, kind) + 1}
     monkeypatch.setattr(VisionBenchmark, "versions", Versions(**changed))
     assert finished.missing() == missing
+
+
+@pytest.mark.parametrize("kind", ["score", "measure"])
+def test_a_training_that_ends_at_a_measured_number_depends_on_its_measure(
+    tiny_suite, tmp_path, monkeypatch, kind
+):
+    params = {"evaluate_every": 1, "stop_below": {"fa": 50}}
+    rows = {"original": None, "retrain": None, "gd": {"params": params}, "gd_lora": None}
+    suite = load_suite(str(tiny_suite(methods=rows)))
+
+    def keys():
+        stages = make_plan(suite, StageStore(tmp_path)).stages()
+        return {s.spec.method: s.key for s in stages if s.kind == "unlearn"}
+
+    before = keys()
+    changed = {"measure": OLD.measure, kind: getattr(OLD, kind) + 1}
+    monkeypatch.setattr(VisionBenchmark, "versions", Versions(**changed))
+    assert {row for row, key in keys().items() if key != before[row]} == {"gd"}

@@ -165,6 +165,8 @@ def test_summaries_and_differences_of_too_few_or_equal_values():
     assert paired_difference([1.0], [2.0]).p_value is None
     assert paired_difference([1.0, 2.0], [1.0, 2.0]).p_value == 1
     assert paired_difference([2.0, 3.0], [1.0, 2.0]).p_value == 0
+    far = [100 / 17**0.5 + move for move in (*[-1.0, 1.0] * 8, 0.0)]  # t is 100
+    assert paired_difference(far, [0.0] * 17).p_value == 0
 
 
 def test_retrain_floor():
@@ -270,6 +272,13 @@ def test_other_trials_widen_an_interval_and_only_to_worse_ranks():
     low, high = rank_intervals(sure, [[0.5, 4.0, np.inf], [0.7, 0.7], []])
     assert low.tolist() == [1, 1, 2] and high.tolist() == [3, 2, 3]
     assert [ends.tolist() for ends in rank_intervals(sure, [[np.inf]] * 3)] == [[1, 2, 3]] * 2
+
+
+def test_an_interval_holds_the_rows_own_rank():
+    """Trials move the rows before the last one away from it in nearly every draw."""
+    sure = np.arange(21.0)[:, None] + np.zeros(3)
+    low, high = rank_intervals(sure, [[0.0, 90.0]] * 20 + [[]])
+    assert low[-1] < 15 and high[-1] == 21
 
 
 def test_trials_carry_the_luck_of_tuning():

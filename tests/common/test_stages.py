@@ -10,9 +10,11 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from stable_forgetting.common.base import files
 from stable_forgetting.common.base.errors import Damaged
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.store.stages import DONE, KEY_LENGTH, StageStore
@@ -202,6 +204,21 @@ def test_a_lease_is_held_by_one_and_ends_with_its_process(store):
     assert not list((store.root / "leases").iterdir()), "no file stays behind"
     store.sweep()
     assert leftovers(store) == []
+
+
+def test_who_gives_a_lease_back_leaves_the_next_holders_file(tmp_path, monkeypatch):
+    """Which a lock of filelock before 3.30 removes, so that a third holder finds no lock."""
+    lease = tmp_path / "lease"
+
+    def taken_at_once(path):
+        monkeypatch.undo()
+        path.unlink()
+        path.write_text("the next holder's")
+
+    with files.held(lease) as free:
+        assert free
+        monkeypatch.setattr(Path, "unlink", taken_at_once)
+    assert lease.read_text() == "the next holder's"
 
 
 # Damage ------------------------------------------------------------------------------------------
