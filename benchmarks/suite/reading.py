@@ -195,8 +195,9 @@ def _check_axes(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -
     given = {"defaults": over.get("defaults"), "budget": over.get("budget")}
     if isinstance(of := over.get("defaults_of"), Mapping):
         given |= {f"defaults_of.{kind}": params for kind, params in of.items()}
-    for part, values in given.items():
-        for key in AXES if isinstance(values, Mapping) else ():
+    mappings = {part: values for part, values in given.items() if isinstance(values, Mapping)}
+    for part, values in mappings.items():
+        for key in AXES:
             if values.get(key) is not None:
                 raise ConfigError(
                     f"{origin}: {part}.{key} is an axis of the grid; write grid.{AXES[key]}"

@@ -55,8 +55,8 @@ def rank_intervals(
         drawn[:, row] += _of_trials(own, draws, stream)
     ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     low, high = np.quantile(ranks(shown(drawn)), ends, axis=0, method="inverted_cdf")
-    own = ranks(shown(values.mean(1)))  # trials move rows outwards alone, so it may lie outside
-    return np.minimum(low, own), np.maximum(high, own)
+    rank = ranks(shown(values.mean(1)))  # trials move rows outwards alone, so it may lie outside
+    return np.minimum(low, rank), np.maximum(high, rank)
 
 
 def _of_seeds(values: np.ndarray, draws: int, stream: np.random.Generator) -> np.ndarray:
