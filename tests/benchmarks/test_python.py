@@ -10,6 +10,7 @@ import json
 
 import datasets
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -260,6 +261,25 @@ def test_a_benchmark_measures_a_model_as_a_suite_does(filled, find_stage):
     assert made.metrics and made.metrics == {k: record["metrics"][k] for k in made.metrics}
     with pytest.raises(CheckpointError, match="an image classifier"):
         evaluate(model, "tofu")
+
+
+def test_a_suite_reads_images_as_a_timm_model_does(pictures):
+    root, model = pictures
+    data = {"name": "folder", "folder": "retain", "native_size": 32, "test_images": 8}
+    protocol = {"data": data, "scenario": {"kind": "class", "classes": [1]}}
+    suite = {"settings": protocol, "data_root": root}
+    made = evaluate(model, "image_classification", **suite)
+    assert made.metrics["ra"] > 70
+    half = "0.5, 0.5, 0.5"
+    assert made.notes["images"] == f"32 px, mean {half}, std {half}, as the model has it"
+    assert made.metrics == evaluate(root / "model", "image_classification", **suite).metrics
+    with pytest.raises(ConfigError, match=r"has 4 classes, and the model tells 7 apart"):
+        evaluate(timm.create_model("test_resnet", num_classes=7), "image_classification", **suite)
+    with pytest.raises(ConfigError, match=r"images have 1 channels, and the model takes 3"):
+        evaluate(model, "digits-class")
+    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4))
+    with pytest.raises(DataError, match=r"does not take its images, 3 x 16 x 16"):
+        evaluate(flat, "image_classification", **suite)
 
 
 def test_a_text_benchmark_measures_a_model_of_ones_own(llm):

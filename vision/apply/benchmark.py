@@ -264,7 +264,7 @@ def _given(model: Any, images: Sequence[Images]) -> GivenClassifier:
     from stable_forgetting.vision.apply.memory import GivenClassifier, width_of
 
     if _of_tensors(images):
-        return GivenClassifier(model, width_of(model, images))
+        return GivenClassifier(model, width_of(model, images[0].pairs[0][0], images[0].role))
     if not isinstance(getattr(model, "pretrained_cfg", None), dict):
         raise CheckpointError(
             "the model is none of timm's, so how an image becomes its input is unknown; give data "

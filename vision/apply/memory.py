@@ -193,24 +193,27 @@ def tensor_source(
     return source, parts
 
 
-def width_of(model: nn.Module, samples: Sequence[Images]) -> int:
-    """Width of the logits that a model gives for the first sample.
+def width_of(model: nn.Module, image: torch.Tensor, where: str) -> int:
+    """Width of the logits that a model gives for an image.
 
     Args:
         model: A classifier in eval mode.
-        samples: Of float tensors, not empty.
+        image: (C, H, W).
+        where: Whose image it is, for messages.
 
     Raises:
         DataError: The model does not take these images, or gives no row of logits.
     """
-    image = samples[0].pairs[0][0]
     place = next(model.parameters(), torch.empty(0)).device
     try:
         with torch.no_grad():
             logits = model(image[None].to(place))
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         text = " ".join(str(error).split())[:160]
-        raise DataError(f"{samples[0].role}: the model does not take its images ({text})") from None
+        size = " x ".join(map(str, image.shape))
+        raise DataError(
+            f"{where}: the model does not take its images, {size} ({text}); give images of its size"
+        ) from None
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
         raise DataError("the model gives no logits (N, classes); wrap it in a module that does")
     return int(logits.shape[1])
