@@ -181,6 +181,7 @@ def _benchmarked(
     given: Any, name: str, overrides: Mapping[str, Any], seed: int, runtime: Runtime
 ) -> Evaluation:
     from stable_forgetting.common.train.precision import tensor_float
+    from stable_forgetting.vision.apply.memory import in_float32
 
     cls, protocol = _protocol(name)
     if (cls.modality == "language") != _is_causal(given):
@@ -195,6 +196,8 @@ def _benchmarked(
         benchmark = cls(config, runtime)
         loaded = given.load() if hasattr(given, "load") else given
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if cls.modality == "vision":
+            model = in_float32(model)
         model = model.to(pick_device(runtime.device)).eval()
         notes: dict[str, Any] = {}
         if isinstance(benchmark, VisionBenchmark):

@@ -105,7 +105,8 @@ def forget(
         **more: See :class:`Further`.
 
     Returns:
-        The new model and what was measured before and after.
+        The new model and what was measured before and after.  A classifier in half precision comes
+        back in float32, with values that its own type holds, and is saved in its own type.
 
     Raises:
         UserError: Something that is given can be mended.

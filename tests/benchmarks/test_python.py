@@ -5,6 +5,7 @@ A model in memory stays on its device, which is the CPU here; so the commands ar
 
 from __future__ import annotations
 
+import copy
 import doctest
 import json
 
@@ -136,12 +137,33 @@ def test_a_module_of_ones_own_needs_tensors(pictures, tmp_path):
         ([(torch.zeros(3, 32, 32), 9)], DataError, "a label is 9, and the model has 4 classes"),
         ([(torch.zeros(3, 7, 7), 0)], DataError, "does not take its images"),
         ([{"image": torch.zeros(3, 32, 32)}], DataError, "none of label, labels"),
+        ([(torch.zeros(3, 32, 32), "red")], DataError, "sample 0 has the label 'red'; give the"),
     ],
 )
 def test_samples_that_do_not_fit_are_said_in_one_line(pictures, given, error, words):
     with pytest.raises(error) as caught:
         forget(pictures[1], given, method="ascent")
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["pictures", "tensors"])
+def test_a_classifier_in_half_precision_is_trained_in_float32(pictures, tmp_path, form):
+    root, model = pictures
+    half, mapped = copy.deepcopy(model).bfloat16(), as_tensors(model)
+    to = (lambda image: mapped(image).bfloat16()) if form == "tensors" else (lambda image: image)
+    given = [pairs(root / part, to) for part in ("forget", "retain")]
+    result = forget(half, *given, "gd", params={"steps": 2}, anyway=True)
+    assert half.head.weight.dtype == torch.bfloat16
+    assert equal(result.model, copy.deepcopy(result.model).bfloat16().float())
+    written = load_file(result.save(tmp_path / "made") / "model.safetensors")
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+
+
+def test_lethevit_needs_to_know_what_black_is(pictures):
+    root, model = pictures
+    given = [pairs(root / part, as_tensors(model)) for part in ("forget", "retain")]
+    with pytest.raises(ConfigError, match="do not tell what black is; give images"):
+        forget(model, *given, "lethevit", anyway=True)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from stable_forgetting.common.store.adapters import (
 from stable_forgetting.common.store.weights import (
     CONFIG,
     WEIGHTS,
+    in_types,
     keep_metadata,
     refuse_pickles,
     refuse_wrapped,
@@ -131,12 +131,7 @@ class Checkpoint:
         Returns:
             The digest of the weights.
         """
-        if self.dtypes:
-            model = copy.deepcopy(model)
-            tensors = model.state_dict(keep_vars=True)
-            for name, dtype in self.dtypes.items():
-                tensors[name].data = tensors[name].data.to(dtype)
-        save_weights(model, folder)
+        save_weights(in_types(model, self.dtypes), folder)
         keep_metadata(folder / WEIGHTS, self.weights)
         if self.folder is not None:
             shutil.copyfile(self.folder / CONFIG, folder / CONFIG)
