@@ -138,6 +138,7 @@ def test_a_module_of_ones_own_needs_tensors(pictures, tmp_path):
         ([(torch.zeros(3, 7, 7), 0)], DataError, "does not take its images"),
         ([{"image": torch.zeros(3, 32, 32)}], DataError, "none of label, labels"),
         ([(torch.zeros(3, 32, 32), "red")], DataError, "sample 0 has the label 'red'; give the"),
+        ([(Image.new("I;16", (32, 32)), 0)], DataError, "forget[0]: has pixels of mode I;16"),
     ],
 )
 def test_samples_that_do_not_fit_are_said_in_one_line(pictures, given, error, words):

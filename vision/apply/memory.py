@@ -29,6 +29,7 @@ from stable_forgetting.common.store.weights import (
 )
 from stable_forgetting.vision.apply.images import IMAGE, LABEL, Images, is_picture
 from stable_forgetting.vision.apply.sizes import fitting_config
+from stable_forgetting.vision.data.decode import depth_problem
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -175,6 +176,8 @@ def read_samples(given: Any, role: str) -> Images:
 
 def _bytes(image: Any, where: str) -> bytes:
     if is_picture(image):
+        if problem := depth_problem(image):
+            raise DataError(f"{where}: {problem}")
         return repr((image.size, image.mode)).encode() + image.tobytes()
     if not isinstance(image, torch.Tensor) or not image.is_floating_point():
         kind = f"{image.dtype} tensor" if isinstance(image, torch.Tensor) else type(image).__name__
