@@ -22,6 +22,7 @@ from stable_forgetting.common.bounded.files import load_adapter
 from stable_forgetting.common.membership.attacks import loss_threshold_attack
 from stable_forgetting.vision.apply.checkpoint import read_checkpoint
 from stable_forgetting.vision.apply.images import list_folder, map_labels
+from stable_forgetting.vision.apply.preprocessing import Preprocessing
 
 NAMES = ("amber", "blue", "green", "red")
 COLOURS = {"amber": (230, 170, 30), "blue": (40, 60, 220), "green": (40, 190, 70)}
@@ -459,6 +460,19 @@ def folder_with(world, tmp_path, **changes):
 def test_bad_configs(world, request_, tmp_path, changes, words):
     folder = folder_with(world, tmp_path, **changes)
     assert_refused(dataclasses.replace(request_, model=folder), CheckpointError, *words)
+
+
+def test_an_old_config_of_timm_is_read_as_timm_reads_it(world, tmp_path):
+    said = {"mean": [0.1, 0.2, 0.3], "std": [0.2, 0.2, 0.2], "input_size": [3, SIDE, SIDE]}
+    said |= {"crop_pct": 0.8, "interpolation": "bilinear", "labels": list(reversed(NAMES))}
+    folder = folder_with(world, tmp_path, pretrained_cfg=None, label_names=None, **said)
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.label_names == tuple(reversed(NAMES))
+    read = Preprocessing.of(checkpoint.load())
+    assert (read.mean, read.crop_pct, read.interpolation) == ((0.1, 0.2, 0.3), 0.8, "bilinear")
+    theirs, _, _ = timm.models._hub.load_model_config_from_path(folder)
+    assert all(theirs[key] == said[key] for key in ("mean", "std", "crop_pct", "input_size"))
+    assert theirs["label_names"] == said["labels"]
 
 
 def test_bad_weights(world, request_, tmp_path):

@@ -30,6 +30,7 @@ from stable_forgetting.common.store.weights import (
 )
 from stable_forgetting.vision.apply.sizes import (
     POSITIONS,
+    PREPARATION,
     cfg_of,
     check_architecture,
     classifier_key,
@@ -221,10 +222,18 @@ def _read_folder(folder: Path) -> Checkpoint:
             f"{config}: a model of transformers, and images need one of timm's; in Python, "
             "forget() takes any module that returns logits"
         )
+    return replace(_checked(weights, _in_parts(content), str(config)), folder=folder)
+
+
+def _in_parts(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as timm reads it: an old one has no parts, and ``labels`` for ``label_names``."""
     nested = content.get("pretrained_cfg")
-    if "num_classes" not in content and isinstance(nested, dict) and "num_classes" in nested:
-        content["num_classes"] = nested["num_classes"]
-    return replace(_checked(weights, content, str(config)), folder=folder)
+    if not nested:
+        nested = {key: content[key] for key in PREPARATION if key in content}
+        names = {"label_names": content["labels"]} if "labels" in content else {}
+        return {**names, **content, **({"pretrained_cfg": nested} if nested else {})}
+    shared = ("num_classes", "label_names") if isinstance(nested, dict) else ()
+    return {**{key: nested[key] for key in shared if key in nested}, **content}
 
 
 def _checked(weights: Path, config: Mapping[str, Any], origin: str) -> Checkpoint:
