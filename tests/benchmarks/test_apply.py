@@ -259,6 +259,14 @@ def test_ascent_on_a_bare_file_needs_neither_retain_nor_test(world, request_):
     changed.load_state_dict(load_file(request.out / "model.safetensors"))
 
 
+@pytest.mark.parametrize("role", ["retain", "test"])
+def test_swapped_labels_are_doubted_in_every_folder(world, request_, tmp_path, role):
+    for name, other in zip(NAMES, (*NAMES[1:], NAMES[0]), strict=True):
+        shutil.copytree(world / role / name, tmp_path / role / other)
+    request = dataclasses.replace(request_, **{role: tmp_path / role})
+    assert_refused(request, DataError, "right on only", f"of the {role} images", "--anyway")
+
+
 def test_forgetting_a_class_is_read_as_such(world, request_, tmp_path):
     retain = tmp_path / "retain"
     shutil.copytree(world / "retain", retain)
