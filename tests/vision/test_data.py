@@ -224,6 +224,11 @@ def image_folder(root, per_class=6):
             (root / name / f"{number}.png").write_bytes(encoded(pixels))
 
 
+def open_folder(root, native_size=12, **fields):
+    config = DataConfig(name="folder", folder="pets", native_size=native_size, **fields)
+    return load_source(config, data_root=root, input_size=12, **COLOUR)
+
+
 def test_folder_with_and_without_a_test_part(tmp_path):
     image_folder(tmp_path / "pets")
     image_folder(tmp_path / "split" / "train")
@@ -241,6 +246,14 @@ def test_folder_with_and_without_a_test_part(tmp_path):
 
 
 # -- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [("train", "val"), ("val",), ("train",)])
+def test_a_folder_without_its_test_part_says_what_it_needs(tmp_path, parts):
+    for part in parts:
+        image_folder(tmp_path / "pets" / part)
+    with pytest.raises(DataError, match=rf"holds {parts[0]}/, and needs train/ and test/"):
+        open_folder(tmp_path, test_images=1)
 
 
 def test_missing_root_and_missing_files_name_the_mend(tmp_path):

@@ -286,7 +286,14 @@ def _read_folder(config: DataConfig, data_root: Path | None) -> RawData:
     root = data_root / config.folder
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; give the right --data-root or data.folder")
-    if (root / "train").is_dir() and (root / "test").is_dir():
+    parts = [part for part in ("train", "test") if (root / part).is_dir()]
+    found = [part for part in _PARTS if any(path.is_dir() for path in (root / part).glob("*"))]
+    if len(parts) < 2 and found:
+        raise DataError(
+            f"{root}: holds {found[0]}/, and needs train/ and test/ with the same class folders; "
+            "or give the folder of the classes alone, with data.test_images"
+        )
+    if len(parts) == 2:
         (train, names), (test, test_names) = (
             _folder_pool(root / part, config) for part in ("train", "test")
         )
@@ -296,6 +303,9 @@ def _read_folder(config: DataConfig, data_root: Path | None) -> RawData:
         whole, names = _folder_pool(root, config)
         train, test = _hold_out(whole, config)
     return RawData(train, test, names, f"folder {config.folder}")
+
+
+_PARTS = ("train", "test", "val", "valid", "validation")
 
 
 def _folder_pool(folder: Path, config: DataConfig) -> tuple[Pool, tuple[str, ...]]:
