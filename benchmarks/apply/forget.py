@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.benchmarks.apply.work import apply
 from stable_forgetting.common.base.registry import load_plugins
+from stable_forgetting.common.base.seeding import torch_as_it_was
 from stable_forgetting.common.protocol.given import Application
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def forget(
         **_settings(more),
     )
     load_plugins(plugins)
-    with left_as_it_is(model):
+    with left_as_it_is(model), torch_as_it_was():
         return apply(application, progress=progress)
 
 

@@ -30,6 +30,7 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import Damaged, UserError
 from stable_forgetting.common.base.registry import METHODS, load_plugins
+from stable_forgetting.common.base.seeding import torch_as_it_was
 from stable_forgetting.common.protocol.benchmark import Runtime, check_device
 from stable_forgetting.common.store.stages import StageStore, check_writable
 
@@ -156,7 +157,8 @@ def run(
         plugins=tuple(str(Path(path).absolute()) for path in plugins),
     )
     watching: Watching = lambda: nullcontext(Lines(shown=progress))  # noqa: E731
-    with executing(workers, threads, runtime.plugins) as executor:
+    kept = torch_as_it_was() if workers <= 1 else nullcontext()
+    with kept, executing(workers, threads, runtime.plugins) as executor:
         board, failed = execute(resolved, runtime, executor, watching)
     return Leaderboard.of(board, failed, store / "suites" / resolved.name)
 

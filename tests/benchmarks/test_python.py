@@ -23,6 +23,7 @@ from stable_forgetting.benchmarks.apply.evaluate import Evaluation
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.base.seeding import torch_as_it_was
 from stable_forgetting.common.protocol.benchmark import Runtime, pick_device
 from stable_forgetting.common.store.weights import load_weights
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
@@ -320,6 +321,21 @@ def test_a_text_benchmark_measures_a_model_of_ones_own(llm):
     assert first.metrics == second.metrics and 0 <= first.metrics["mu"] <= 100
     with pytest.raises(ConfigError, match="did you mean 'tofu'"):
         evaluate(model, "tofuu")
+
+
+def test_torch_is_left_as_it_was(tiny_suite, tmp_path):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+    data = TensorDataset(torch.randn(9, 3, 2, 2), torch.arange(9) % 3)
+    suite = tiny_suite(tmp_path, methods={"original": None, "retrain": None, "gd": None})
+    with torch_as_it_was():
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        torch.set_num_threads(2)
+        kept = {"params": {"steps": 1}, "anyway": True, "threads": 1}
+        forget(net, Subset(data, range(3)), Subset(data, range(3, 9)), "gd", **kept)
+        run(suite, ["gd"], store=tmp_path / "store", settings=["defaults.steps=1"], progress=False)
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.backends.cuda.cudnn_sdp_enabled() and torch.get_num_threads() == 2
 
 
 # The door itself ---------------------------------------------------------------------------------
