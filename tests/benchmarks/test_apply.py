@@ -267,6 +267,14 @@ def test_swapped_labels_are_doubted_in_every_folder(world, request_, tmp_path, r
     assert_refused(request, DataError, "right on only", f"of the {role} images", "--anyway")
 
 
+def test_the_contrastive_term_goes_with_what_its_base_may_do(request_):
+    given = {"method": "with_contrast", "params": ("base=gd", "params={steps: 2}")}
+    assert apply(dataclasses.replace(request_, **given)).status == "ok"
+    novo = dataclasses.replace(request_, **{**given, "params": ("base=novo",)})
+    with pytest.raises(ConfigError, match="'with_contrast' trains from the start"):
+        apply(dataclasses.replace(novo, out=request_.out.with_name("novo")))
+
+
 def test_forgetting_a_class_is_read_as_such(world, request_, tmp_path):
     retain = tmp_path / "retain"
     shutil.copytree(world / "retain", retain)
