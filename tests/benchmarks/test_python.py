@@ -148,6 +148,12 @@ def test_samples_that_do_not_fit_are_said_in_one_line(pictures, given, error, wo
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_folders_and_data_sets_are_not_mixed(pictures):
+    root, _ = pictures
+    with pytest.raises(DataError, match="folders and others in memory; give all in one form"):
+        forget(root / "model", root / "forget", pairs(root / "retain"), anyway=True)
+
+
 @pytest.mark.parametrize("form", ["pictures", "tensors"])
 def test_a_classifier_in_half_precision_is_trained_in_float32(pictures, tmp_path, form):
     root, model = pictures

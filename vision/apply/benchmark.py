@@ -78,6 +78,8 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
         if isinstance(model, Path):
             found = read_checkpoint(model, *(options.get(name) for name in self.options))
         self.images = [_read(given, role) for role, given in application.given.items()]
+        if len({part.root is None for part in self.images}) > 1:
+            raise DataError("some images lie in folders and others in memory; give all in one form")
         check_disjoint(self.images)
         self.given: Checkpoint | GivenClassifier = found or _given(model, self.images)
 
