@@ -163,6 +163,7 @@ def test_a_classifier_in_half_precision_is_trained_in_float32(pictures, tmp_path
     result = forget(half, *given, "gd", params={"steps": 2}, anyway=True)
     assert half.head.weight.dtype == torch.bfloat16
     assert equal(result.model, copy.deepcopy(result.model).bfloat16().float())
+    assert result.statement["warnings"] == [], "nothing was merged"
     written = load_file(result.save(tmp_path / "made") / "model.safetensors")
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
 
