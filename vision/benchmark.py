@@ -85,6 +85,14 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
         self.device = torch.device(pick_device(runtime.device))
 
     @classmethod
+    def listing(cls, config: Any, runtime: Runtime) -> str:
+        """Of a folder of images; empty for other data."""
+        from stable_forgetting.vision.data.folders import listing_digest
+
+        folder, root = config.data.folder, runtime.data_root
+        return listing_digest(Path(root) / folder) if folder and root else ""
+
+    @classmethod
     def scenario_of(cls, config: Any) -> str:
         """Kind of the scenario."""
         return config.scenario.kind

@@ -246,6 +246,14 @@ def test_folder_with_and_without_a_test_part(tmp_path):
         assert source.class_names == ("cat", "dog")
 
 
+def test_a_folder_that_changed_is_read_anew(tmp_path):
+    image_folder(tmp_path / "pets")
+    first = open_folder(tmp_path, test_images=2)
+    assert open_folder(tmp_path, test_images=2) is first
+    (tmp_path / "pets/cat/new.png").write_bytes(encoded(np.full((9, 9, 3), 7, dtype=np.uint8)))
+    assert len(open_folder(tmp_path, test_images=2)) == len(first) + 1
+
+
 # -- errors ---------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable
@@ -56,6 +57,15 @@ def _files_below(folder: Path, role: str) -> list[Path]:
                 )
             files.append((parent, name))
     return [Path(parent, name) for parent, name in sorted(files)]
+
+
+def listing_digest(root: Path) -> str:
+    """SHA-256 of the names, sizes and times of all files below a folder; none is read."""
+    state = hashlib.sha256()
+    for file in sorted(path for path in root.rglob("*") if path.is_file()):
+        about = file.stat()
+        state.update(f"{file.relative_to(root)}\0{about.st_size} {about.st_mtime_ns}\n".encode())
+    return state.hexdigest()
 
 
 def check_distinct(files: Iterable[tuple[Path, str]]) -> None:
