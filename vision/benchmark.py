@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from stable_forgetting.common.train.config import FitConfig
     from stable_forgetting.vision.config import ModelConfig
     from stable_forgetting.vision.data.source import ImageSource
+    from stable_forgetting.vision.models.build import InputSpec
 
 
 class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
@@ -81,10 +82,15 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
         super().__init__(config, runtime)
         import torch
 
-        from stable_forgetting.vision.models.build import input_spec
-
         self.device = torch.device(pick_device(runtime.device))
-        self._input_spec = input_spec
+
+    @classmethod
+    def listing(cls, config: Any, runtime: Runtime) -> str:
+        """Of a folder of images; empty for other data."""
+        from stable_forgetting.vision.data.folders import listing_digest
+
+        folder, root = config.data.folder, runtime.data_root
+        return listing_digest(Path(root) / folder) if folder and root else ""
 
     @classmethod
     def scenario_of(cls, config: Any) -> str:
@@ -149,20 +155,24 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
         return self.scenario_of(self.config)
 
     @cached_property
+    def spec(self) -> InputSpec:
+        """How images become inputs; that of another model may be set before they are read."""
+        from stable_forgetting.vision.models.build import input_spec
+
+        data = self.config.data
+        return input_spec(self.config.model, in_chans=data.channels, image_size=data.image_size)
+
+    @cached_property
     def source(self) -> ImageSource:
         """The images, decoded once per process."""
         from stable_forgetting.vision.data.source import load_source
 
-        data = self.config.data
-        spec = self._input_spec(
-            self.config.model, in_chans=data.channels, image_size=data.image_size
-        )
         return load_source(
-            data,
+            self.config.data,
             data_root=self.runtime.data_root,
-            input_size=spec.size,
-            mean=spec.mean,
-            std=spec.std,
+            input_size=self.spec.size,
+            mean=self.spec.mean,
+            std=self.spec.std,
             device=self.device,
         )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stable_forgetting.benchmarks.apply.place import Workplace, earlier_requests, workplace
 from stable_forgetting.benchmarks.apply.relearn import relearned
@@ -89,7 +89,9 @@ def attempt(
         result.adapters = adapter_statistics(outcome.model)
     merged = detach(outcome.model)
     try:
-        _settle(merged, benchmark)
+        squares = _settle(merged, benchmark)
+        if result.adapter is not None:
+            warn_of_loss(squares)
         _check_merged(merged, benchmark.original)
         result.model = merged
     except Diverged as error:
@@ -97,10 +99,11 @@ def attempt(
     return result
 
 
-def _settle(model: nn.Module, benchmark: GivenBenchmark) -> None:
+def _settle(model: nn.Module, benchmark: GivenBenchmark) -> Tensor:
     """Gives the weights the precision in which they will be written, in place.
 
-    Warns where that loses a share of the update, so that what is measured is what is written.
+    So what is measured is what is written.  Gives (3,) squared norms: of the given weights, of the
+    update, of what rounding takes from it.
     """
     before, squares = benchmark.original.state_dict(), torch.zeros(3, dtype=torch.float64)
     for name, tensor in model.state_dict().items():
@@ -112,7 +115,7 @@ def _settle(model: nn.Module, benchmark: GivenBenchmark) -> None:
         norms = [t.double().square().sum() for t in (base, tensor - base, tensor - written)]
         squares += torch.stack(norms).cpu()
         tensor.copy_(written)
-    warn_of_loss(squares)
+    return squares
 
 
 def _check_merged(model: nn.Module, original: nn.Module) -> None:

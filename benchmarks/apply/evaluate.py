@@ -24,6 +24,8 @@ from stable_forgetting.language.apply.checkpoint import CausalCheckpoint, read_c
 from stable_forgetting.language.apply.memory import GivenCausal
 from stable_forgetting.language.probes.base import ProbedModel, TextProbe, as_probed
 from stable_forgetting.vision.apply.checkpoint import is_timm, read_checkpoint
+from stable_forgetting.vision.apply.preprocessing import Preprocessing
+from stable_forgetting.vision.benchmark import VisionBenchmark
 
 if TYPE_CHECKING:
     import pandas
@@ -104,7 +106,8 @@ def evaluate(
     """Measures one model.
 
     What needs a retrained model, such as forget quality or the distance to Retrain, is left out:
-    :func:`run` trains one.
+    :func:`run` trains one.  Images get the size, mean and std that a timm model's config names;
+    any other classifier reads them as the suite's own model does.
 
     Args:
         model: A causal language model of transformers, an image classifier, or the folder or hub
@@ -178,6 +181,7 @@ def _benchmarked(
     given: Any, name: str, overrides: Mapping[str, Any], seed: int, runtime: Runtime
 ) -> Evaluation:
     from stable_forgetting.common.train.precision import tensor_float
+    from stable_forgetting.vision.apply.memory import in_float32
 
     cls, protocol = _protocol(name)
     if (cls.modality == "language") != _is_causal(given):
@@ -192,13 +196,19 @@ def _benchmarked(
         benchmark = cls(config, runtime)
         loaded = given.load() if hasattr(given, "load") else given
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if cls.modality == "vision":
+            model = in_float32(model)
         model = model.to(pick_device(runtime.device)).eval()
+        notes: dict[str, Any] = {}
+        if isinstance(benchmark, VisionBenchmark):
+            side = overrides.get("data", {}).get("image_size")
+            notes["images"] = _fit_images(benchmark, model, side, name)
         _check_context(model, config, name)
         stack.enter_context(tensor_float(pick_device(runtime.device)))  # as the stages of a suite
         parts = benchmark.parts(benchmark.split(seed), trial=False, seed=seed)
         metrics = benchmark.evaluate(benchmark.score(model, parts), trial=False, seed=seed)
     sizes = {part: len(indices) for part, indices in parts.items()}
-    return Evaluation(name, metrics, notes={"data": benchmark.provenance, **sizes})
+    return Evaluation(name, metrics, notes={"data": benchmark.provenance, **notes, **sizes})
 
 
 def _is_causal(given: Any) -> bool:
@@ -223,6 +233,44 @@ def _words(given: Any, stack: ExitStack) -> dict[str, Any]:
     folder = stack.enter_context(TemporaryDirectory())
     given.tokenizer.save_pretrained(folder)
     return {"name": given.name, "tokenizer": folder}
+
+
+def _fit_images(benchmark: VisionBenchmark, model: Any, side: int | None, name: str) -> str:
+    """Has images prepared as the classifier takes them; says how.
+
+    The side is the one asked for, else the model's own; that of the suite where the suite has this
+    architecture and it takes any size.
+
+    Raises:
+        UserError: It has other channels or classes, or does not take such images.
+    """
+    import torch
+
+    from stable_forgetting.vision.apply.memory import width_of
+
+    data, about = benchmark.config.data, getattr(model, "pretrained_cfg", None)
+    if about:
+        own = Preprocessing.of(model)
+        if own.channels != data.channels:
+            raise ConfigError(
+                f"{name}: its images have {data.channels} channels, and the model takes "
+                f"{own.channels}; choose another suite"
+            )
+        fixed = getattr(getattr(model, "patch_embed", None), "img_size", None)
+        same = about.get("architecture") == benchmark.architecture.partition(".")[0]
+        suites = data.image_size or benchmark.config.model.image_size
+        kept = suites if same and not fixed else None
+        spec = (side or kept or own.size, own.mean, own.std)
+        benchmark.spec = type(benchmark.spec)(*spec)
+    size, mean, std = benchmark.spec
+    width = width_of(model, torch.zeros(data.channels, size, size), name)
+    if width != benchmark.num_classes:
+        raise ConfigError(
+            f"{name}: has {benchmark.num_classes} classes, and the model tells {width} apart; "
+            "choose another suite"
+        )
+    means, stds = (", ".join(f"{value:g}" for value in values) for values in (mean, std))
+    return f"{size} px, mean {means}, std {stds}, as {'the model' if about else 'the suite'} has it"
 
 
 def _check_context(model: Any, config: Any, name: str) -> None:

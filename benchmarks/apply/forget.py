@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.benchmarks.apply.work import apply
 from stable_forgetting.common.base.registry import load_plugins
+from stable_forgetting.common.base.seeding import torch_as_it_was
 from stable_forgetting.common.protocol.given import Application
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Further(Reading, total=False):
         goal: What the accuracy (images) or probability (text) on forget data should come to, in
             percent.
         audits: ``relearn`` measures how soon fine-tuning brings the forgotten samples back.
-        anyway: Go on where the model is wrong on most forget images.
+        anyway: Go on where the model is wrong on most images of a part.
         threads: Torch threads; else they are left as they are.
         progress: Called with step, steps in all and loss after every step.
         plugins: Python files that register methods.
@@ -105,7 +106,8 @@ def forget(
         **more: See :class:`Further`.
 
     Returns:
-        The new model and what was measured before and after.
+        The new model and what was measured before and after.  A classifier in half precision comes
+        back in float32, with values that its own type holds, and is saved in its own type.
 
     Raises:
         UserError: Something that is given can be mended.
@@ -130,7 +132,7 @@ def forget(
         **_settings(more),
     )
     load_plugins(plugins)
-    with left_as_it_is(model):
+    with left_as_it_is(model), torch_as_it_was():
         return apply(application, progress=progress)
 
 

@@ -34,12 +34,12 @@ def configs_of(application: Application) -> dict[str, Strict]:
     return {name: resolve_config(name, preset, params, origin=name) for name in application.methods}
 
 
-def check_application(application: Application) -> None:
+def check_application(application: Application, configs: Mapping[str, Strict]) -> None:
     """Refuses output, methods and audits with which nothing can be done."""
     if application.out is not None:
         check_out(application.out)
-    for name in application.methods:
-        _check_access(name, application)
+    for name, config in configs.items():
+        _check_access(name, config, application)
     for audit in application.audits:
         if audit not in AUDITS:
             raise ConfigError(f"attacks: '{audit}' is not known; choose {', '.join(AUDITS)}")
@@ -50,8 +50,8 @@ def check_application(application: Application) -> None:
         )
 
 
-def _check_access(name: str, application: Application) -> None:
-    info = METHODS[name].info
+def _check_access(name: str, config: Strict, application: Application) -> None:
+    info, access = METHODS[name].info, METHODS[name].access_of(config)
     if not info.changes_model:
         raise ConfigError(f"method '{name}' changes nothing; choose one that unlearns")
     if info.models > 1:
@@ -59,12 +59,12 @@ def _check_access(name: str, application: Application) -> None:
             f"method '{name}' answers with {info.models} models at inference, so there is no one "
             "checkpoint to write; choose a method that changes one, such as task_vector"
         )
-    if "initial" in info.access:
+    if "initial" in access:
         raise ConfigError(
             f"method '{name}' trains from the start, which needs the original recipe; choose one "
             "that changes a given model"
         )
-    if "retain" in info.access and application.retain is None:
+    if "retain" in access and application.retain is None:
         raise ConfigError(f"method '{name}' reads retain data; give --retain")
 
 
@@ -117,7 +117,7 @@ def apply(application: Application, *, progress: Progress | None = None) -> Resu
         UserError: Something in the application can be mended; nothing was written.
     """
     configs = configs_of(application)
-    check_application(application)
+    check_application(application, configs)
     benchmark = benchmark_of(application)
     check_applicable(application, benchmark)
     chosen = pick_device(application.device)

@@ -85,7 +85,7 @@ class Order:
     anyway: Annotated[
         bool,
         typer.Option(
-            "--anyway", help="Continue although the model is wrong on most forget images."
+            "--anyway", help="Continue although the model is wrong on most images of a folder."
         ),
     ] = False
     goal: Annotated[
@@ -155,7 +155,7 @@ def apply(order: Order, plugin: Plugins = None) -> None:
     if order.convert is None and missing:
         raise ConfigError(f"apply: give {missing}; or --convert FILE")
     if order.convert is not None:
-        names = tuple(filter(None, (order.label_names or "").split(",")))
+        names = tuple(filter(None, map(str.strip, (order.label_names or "").split(","))))
         options = {key: getattr(order, key) for key in ("arch", "image_size")}
         for line in convert(order.convert, order.out, label_names=names, **options):
             console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -20,6 +20,7 @@ from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import picture_of, write_report
 from stable_forgetting.benchmarks.pipeline.executors import executing
+from stable_forgetting.benchmarks.pipeline.models import make_benchmarks_anew
 from stable_forgetting.benchmarks.pipeline.schedule import Watcher, run_suite
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
 from stable_forgetting.benchmarks.report import html, markdown
@@ -29,7 +30,9 @@ from stable_forgetting.benchmarks.suite.remembered import remembered, suite_file
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import Damaged, UserError
-from stable_forgetting.common.base.registry import METHODS, load_plugins
+from stable_forgetting.common.base.files import write_text
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, load_plugins
+from stable_forgetting.common.base.seeding import torch_as_it_was
 from stable_forgetting.common.protocol.benchmark import Runtime, check_device
 from stable_forgetting.common.store.stages import StageStore, check_writable
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+LISTING = "listing.sha256"
 
 
 class Counting(Watcher, Protocol):
@@ -156,7 +160,8 @@ def run(
         plugins=tuple(str(Path(path).absolute()) for path in plugins),
     )
     watching: Watching = lambda: nullcontext(Lines(shown=progress))  # noqa: E731
-    with executing(workers, threads, runtime.plugins) as executor:
+    kept = torch_as_it_was() if workers <= 1 else nullcontext()
+    with kept, executing(workers, threads, runtime.plugins) as executor:
         board, failed = execute(resolved, runtime, executor, watching)
     return Leaderboard.of(board, failed, store / "suites" / resolved.name)
 
@@ -187,6 +192,7 @@ def execute(
 ) -> tuple[boards.Leaderboard, dict[str, str]]:
     """Runs a suite and writes its report: its board, and what failed."""
     store = StageStore(runtime.store)
+    make_benchmarks_anew()
     with _running(suite, runtime, watching) as watcher:
         work = [run_suite(suite, runtime, executor, watcher=watcher)]
         if suite.audits:
@@ -206,7 +212,26 @@ def execute(
         logger.warning("%s", error)
         return execute(suite, runtime, executor, watching)
     failed = {key: text for done in work for key, text in done.failed.items()}
+    if processes.is_main():
+        _compare_listing(suite, runtime, ran=not failed and any(done.executed for done in work))
     return board, {key: with_mends(suite, text) for key, text in failed.items()}
+
+
+def _compare_listing(suite: ResolvedSuite, runtime: Runtime, *, ran: bool) -> None:
+    """Warns where the files of the data changed and no stage ran, which would have compared them.
+
+    ``ran``: stages ran, and so found the content that the suite was made on.
+    """
+    listing = BENCHMARKS[suite.spec.benchmark].listing(suite.protocol, runtime)
+    path = runtime.store / "suites" / suite.name / LISTING
+    if listing and (ran or not path.is_file()):
+        write_text(path, listing)
+    elif listing and path.read_text(encoding="utf-8") != listing:
+        logger.warning(
+            "%s: names, sizes or times of its images changed after this table was made; if the "
+            "images did, take another --store",
+            suite.name,
+        )
 
 
 @contextmanager

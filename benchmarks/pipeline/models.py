@@ -71,6 +71,11 @@ def benchmark_of(stage: Stage, runtime: Runtime) -> Benchmark:
     return _benchmark(stage.spec.benchmark, json.dumps(stage.spec.protocol), runtime)
 
 
+def make_benchmarks_anew() -> None:
+    """The next :func:`benchmark_of` looks at the data again, which may have changed meanwhile."""
+    _benchmark.cache_clear()
+
+
 @functools.lru_cache(maxsize=4)
 def _benchmark(name: str, protocol: str, runtime: Runtime) -> Benchmark:
     cls = BENCHMARKS[name]

@@ -7,9 +7,10 @@ is a hash of (seed, names).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,4 +60,23 @@ def make_deterministic(threads: int | None = None) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)  # not deterministic on every card
     torch.backends.cudnn.benchmark = False
     if threads:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def torch_as_it_was() -> Iterator[None]:
+    """What :func:`make_deterministic` sets inside is as before afterwards, but the environment."""
+    import torch
+    from torch.utils import deterministic
+
+    mode, threads = torch.get_deterministic_debug_mode(), torch.get_num_threads()
+    filled = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    attention, searched = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        torch.backends.cuda.enable_cudnn_sdp(attention)
+        torch.backends.cudnn.benchmark = searched
         torch.set_num_threads(threads)

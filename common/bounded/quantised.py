@@ -141,11 +141,15 @@ class _FrozenProduct(torch.autograd.Function):
 def is_quantised(module: nn.Module) -> bool:
     """Whether ``module`` is a linear layer in a quantised form.
 
-    That is an ``nn.Linear`` whose weight holds codes, a subclass of it with a forward of its own,
-    or another module with ``in_features`` and ``out_features`` and no dense matrix as a parameter.
+    That is an ``nn.Linear`` whose weight holds codes, a subclass of it with a forward of its own
+    and no plain matrix as its weight, or another module with ``in_features`` and ``out_features``
+    and no dense matrix as a parameter.
     """
     if isinstance(module, nn.Linear):
-        return type(module).forward is not nn.Linear.forward or _holds_codes(module.weight)
+        weight, shape = module.weight, (module.out_features, module.in_features)
+        plain = type(weight) is nn.Parameter and tuple(weight.shape) == shape
+        own = type(module).forward is not nn.Linear.forward
+        return _holds_codes(weight) or (own and not plain)
     sizes = [getattr(module, name, None) for name in ("in_features", "out_features")]
     if not all(isinstance(size, int) for size in sizes):
         return False

@@ -111,6 +111,11 @@ class UnlearningMethod(ABC):
         return build()
 
     @classmethod
+    def access_of(cls, config: Any) -> frozenset[str]:
+        """Parts that a run with this config may read; a subclass narrows the declared ones."""
+        return cls.info.access
+
+    @classmethod
     def within(cls, config: Any, unit: Length, amount: int) -> dict[str, Any]:
         """Params that give a method which reads retain data a length; none where it has none.
 

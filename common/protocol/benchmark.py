@@ -155,6 +155,11 @@ class Benchmark(ModelFamily):
         return part_of(part, cls.part_table).original
 
     @classmethod
+    def listing(cls, config: Any, runtime: Runtime) -> str:
+        """What changes with the files of the data, without reading them; empty if none is known."""
+        return ""
+
+    @classmethod
     def scenario_of(cls, config: Any) -> str:
         """Name of the scenario as far as the config alone tells it, else empty.
 

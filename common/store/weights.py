@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from stable_forgetting.common.base.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 
@@ -26,6 +28,17 @@ def save_weights(model: nn.Module, folder: Path) -> None:
     from safetensors.torch import save_model
 
     save_model(model, str(folder / WEIGHTS))
+
+
+def in_types(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> nn.Module:
+    """A copy whose named tensors have the given types; the model itself where none is named."""
+    if not dtypes:
+        return model
+    model = copy.deepcopy(model)
+    tensors = model.state_dict(keep_vars=True)
+    for name, dtype in dtypes.items():
+        tensors[name].data = tensors[name].data.to(dtype)
+    return model
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -22,6 +22,7 @@ from stable_forgetting.common.bounded.files import load_adapter
 from stable_forgetting.common.membership.attacks import loss_threshold_attack
 from stable_forgetting.vision.apply.checkpoint import read_checkpoint
 from stable_forgetting.vision.apply.images import list_folder, map_labels
+from stable_forgetting.vision.apply.preprocessing import Preprocessing
 
 NAMES = ("amber", "blue", "green", "red")
 COLOURS = {"amber": (230, 170, 30), "blue": (40, 60, 220), "green": (40, 190, 70)}
@@ -258,6 +259,22 @@ def test_ascent_on_a_bare_file_needs_neither_retain_nor_test(world, request_):
     changed.load_state_dict(load_file(request.out / "model.safetensors"))
 
 
+@pytest.mark.parametrize("role", ["retain", "test"])
+def test_swapped_labels_are_doubted_in_every_folder(world, request_, tmp_path, role):
+    for name, other in zip(NAMES, (*NAMES[1:], NAMES[0]), strict=True):
+        shutil.copytree(world / role / name, tmp_path / role / other)
+    request = dataclasses.replace(request_, **{role: tmp_path / role})
+    assert_refused(request, DataError, "right on only", f"of the {role} images", "--anyway")
+
+
+def test_the_contrastive_term_goes_with_what_its_base_may_do(request_):
+    given = {"method": "with_contrast", "params": ("base=gd", "params={steps: 2}")}
+    assert apply(dataclasses.replace(request_, **given)).status == "ok"
+    novo = dataclasses.replace(request_, **{**given, "params": ("base=novo",)})
+    with pytest.raises(ConfigError, match="'with_contrast' trains from the start"):
+        apply(dataclasses.replace(novo, out=request_.out.with_name("novo")))
+
+
 def test_forgetting_a_class_is_read_as_such(world, request_, tmp_path):
     retain = tmp_path / "retain"
     shutil.copytree(world / "retain", retain)
@@ -459,6 +476,19 @@ def folder_with(world, tmp_path, **changes):
 def test_bad_configs(world, request_, tmp_path, changes, words):
     folder = folder_with(world, tmp_path, **changes)
     assert_refused(dataclasses.replace(request_, model=folder), CheckpointError, *words)
+
+
+def test_an_old_config_of_timm_is_read_as_timm_reads_it(world, tmp_path):
+    said = {"mean": [0.1, 0.2, 0.3], "std": [0.2, 0.2, 0.2], "input_size": [3, SIDE, SIDE]}
+    said |= {"crop_pct": 0.8, "interpolation": "bilinear", "labels": list(reversed(NAMES))}
+    folder = folder_with(world, tmp_path, pretrained_cfg=None, label_names=None, **said)
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.label_names == tuple(reversed(NAMES))
+    read = Preprocessing.of(checkpoint.load())
+    assert (read.mean, read.crop_pct, read.interpolation) == ((0.1, 0.2, 0.3), 0.8, "bilinear")
+    theirs, _, _ = timm.models._hub.load_model_config_from_path(folder)
+    assert all(theirs[key] == said[key] for key in ("mean", "std", "crop_pct", "input_size"))
+    assert theirs["label_names"] == said["labels"]
 
 
 def test_bad_weights(world, request_, tmp_path):

@@ -15,7 +15,7 @@ from stable_forgetting.benchmarks.apply import apply, convert
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.vision.apply.checkpoint import read_checkpoint
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
-from stable_forgetting.vision.apply.sizes import fitting_config
+from stable_forgetting.vision.apply.sizes import fitting_config, inferred_config
 from tests.benchmarks.test_apply import NAMES, request_, sha256, world  # noqa: F401
 
 
@@ -40,7 +40,7 @@ def test_a_pth_of_another_size_from_ddp_is_converted_and_unlearned(
     wrapped = {f"module.{name}": value for name, value in state.items()}
     torch.save({"state_dict": wrapped, "epoch": 3}, tmp_path / "vit.pth")
     out = tmp_path / "converted"
-    words = ("--arch", "test_vit", "--label-names", ",".join(NAMES))
+    words = ("--arch", "test_vit", "--label-names", ", ".join(NAMES))
     done = cli("apply", "--convert", tmp_path / "vit.pth", "--out", out, *words)
     assert done.code == 0, done.err
     assert "'module.'" in done.out and "'state_dict'" in done.out
@@ -116,6 +116,22 @@ def test_a_vision_transformer_of_other_sizes_is_rebuilt_or_refused(tmp_path, arg
     assert torch.equal(rebuilt(images), model(images))
 
 
+@pytest.mark.parametrize(
+    "name", ["deit_tiny_distilled_patch16_224", "levit_128s", "caformer_s18", "efficientvit_b0"]
+)
+def test_weights_tell_the_number_of_classes_whatever_the_classifier_is(name):
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=7)
+    shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    assert inferred_config(shapes, name, "f") == {"architecture": name, "num_classes": 7}
+
+
+def test_weights_that_tell_no_number_of_classes_say_so(monkeypatch):
+    monkeypatch.setattr("stable_forgetting.vision.apply.sizes.classifier_key", lambda model: None)
+    with pytest.raises(CheckpointError, match="do not tell the number of classes; write a config"):
+        inferred_config({}, "test_vit", "f")
+
+
 def test_a_corrected_crop_leaves_what_else_timm_says(tmp_path):
     model = timm.create_model("test_vit", img_size=32, num_classes=3)
     out, _ = converted(tmp_path, model.state_dict(), arch="test_vit")
@@ -166,7 +182,7 @@ class Harmful:
         (Harmful, {}, "holds more than weights"),
         (lambda _: [1, 2], {}, "holds a list, not weights"),
         (lambda _: {"a": "text"}, {}, "'a' is no tensor"),
-        (lambda _: {"a": torch.ones(2)}, {"arch": "test_vit"}, r"holds no 'head\.bias'"),
+        (lambda _: {"a": torch.ones(2)}, {"arch": "test_vit"}, r"holds no 'head\.weight'"),
         (lambda _: {"a": torch.ones(2)}, {"arch": "test_vitt"}, "did you mean 'test_vit'"),
         (lambda _: {"a": torch.ones(2)}, {"label_names": ("x",)}, "need arch"),
     ],

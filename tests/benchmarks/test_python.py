@@ -5,11 +5,13 @@ A model in memory stays on its device, which is the CPU here; so the commands ar
 
 from __future__ import annotations
 
+import copy
 import doctest
 import json
 
 import datasets
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -21,6 +23,7 @@ from stable_forgetting.benchmarks.apply.evaluate import Evaluation
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.base.seeding import torch_as_it_was
 from stable_forgetting.common.protocol.benchmark import Runtime, pick_device
 from stable_forgetting.common.store.weights import load_weights
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
@@ -135,12 +138,41 @@ def test_a_module_of_ones_own_needs_tensors(pictures, tmp_path):
         ([(torch.zeros(3, 32, 32), 9)], DataError, "a label is 9, and the model has 4 classes"),
         ([(torch.zeros(3, 7, 7), 0)], DataError, "does not take its images"),
         ([{"image": torch.zeros(3, 32, 32)}], DataError, "none of label, labels"),
+        ([(torch.zeros(3, 32, 32), "red")], DataError, "sample 0 has the label 'red'; give the"),
+        ([(Image.new("I;16", (32, 32)), 0)], DataError, "forget[0]: has pixels of mode I;16"),
     ],
 )
 def test_samples_that_do_not_fit_are_said_in_one_line(pictures, given, error, words):
     with pytest.raises(error) as caught:
         forget(pictures[1], given, method="ascent")
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_folders_and_data_sets_are_not_mixed(pictures):
+    root, _ = pictures
+    with pytest.raises(DataError, match="folders and others in memory; give all in one form"):
+        forget(root / "model", root / "forget", pairs(root / "retain"), anyway=True)
+
+
+@pytest.mark.parametrize("form", ["pictures", "tensors"])
+def test_a_classifier_in_half_precision_is_trained_in_float32(pictures, tmp_path, form):
+    root, model = pictures
+    half, mapped = copy.deepcopy(model).bfloat16(), as_tensors(model)
+    to = (lambda image: mapped(image).bfloat16()) if form == "tensors" else (lambda image: image)
+    given = [pairs(root / part, to) for part in ("forget", "retain")]
+    result = forget(half, *given, "gd", params={"steps": 2}, anyway=True)
+    assert half.head.weight.dtype == torch.bfloat16
+    assert equal(result.model, copy.deepcopy(result.model).bfloat16().float())
+    assert result.statement["warnings"] == [], "nothing was merged"
+    written = load_file(result.save(tmp_path / "made") / "model.safetensors")
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+
+
+def test_lethevit_needs_to_know_what_black_is(pictures):
+    root, model = pictures
+    given = [pairs(root / part, as_tensors(model)) for part in ("forget", "retain")]
+    with pytest.raises(ConfigError, match="do not tell what black is; give images"):
+        forget(model, *given, "lethevit", anyway=True)
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +294,25 @@ def test_a_benchmark_measures_a_model_as_a_suite_does(filled, find_stage):
         evaluate(model, "tofu")
 
 
+def test_a_suite_reads_images_as_a_timm_model_does(pictures):
+    root, model = pictures
+    data = {"name": "folder", "folder": "retain", "native_size": 32, "test_images": 8}
+    protocol = {"data": data, "scenario": {"kind": "class", "classes": [1]}}
+    suite = {"settings": protocol, "data_root": root}
+    made = evaluate(model, "image_classification", **suite)
+    assert made.metrics["ra"] > 70
+    half = "0.5, 0.5, 0.5"
+    assert made.notes["images"] == f"32 px, mean {half}, std {half}, as the model has it"
+    assert made.metrics == evaluate(root / "model", "image_classification", **suite).metrics
+    with pytest.raises(ConfigError, match=r"has 4 classes, and the model tells 7 apart"):
+        evaluate(timm.create_model("test_resnet", num_classes=7), "image_classification", **suite)
+    with pytest.raises(ConfigError, match=r"images have 1 channels, and the model takes 3"):
+        evaluate(model, "digits-class")
+    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4))
+    with pytest.raises(DataError, match=r"does not take its images, 3 x 16 x 16"):
+        evaluate(flat, "image_classification", **suite)
+
+
 def test_a_text_benchmark_measures_a_model_of_ones_own(llm):
     root, model, words = llm
     protocol = {
@@ -277,6 +328,21 @@ def test_a_text_benchmark_measures_a_model_of_ones_own(llm):
     assert first.metrics == second.metrics and 0 <= first.metrics["mu"] <= 100
     with pytest.raises(ConfigError, match="did you mean 'tofu'"):
         evaluate(model, "tofuu")
+
+
+def test_torch_is_left_as_it_was(tiny_suite, tmp_path):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+    data = TensorDataset(torch.randn(9, 3, 2, 2), torch.arange(9) % 3)
+    suite = tiny_suite(tmp_path, methods={"original": None, "retrain": None, "gd": None})
+    with torch_as_it_was():
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        torch.set_num_threads(2)
+        kept = {"params": {"steps": 1}, "anyway": True, "threads": 1}
+        forget(net, Subset(data, range(3)), Subset(data, range(3, 9)), "gd", **kept)
+        run(suite, ["gd"], store=tmp_path / "store", settings=["defaults.steps=1"], progress=False)
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.backends.cuda.cudnn_sdp_enabled() and torch.get_num_threads() == 2
 
 
 # The door itself ---------------------------------------------------------------------------------

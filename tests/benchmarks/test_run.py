@@ -380,8 +380,8 @@ def image_folder(root, seed):
     return root
 
 
-def test_changed_data_is_one_clear_error(tmp_path, cli, tiny_suite, one_line_error, nothing_half):
-    path = tiny_suite(
+def shapes_suite(tmp_path, tiny_suite):
+    return tiny_suite(
         tmp_path,
         suite="shapes",
         methods={"original": None, "retrain": None, "gd": None},
@@ -395,6 +395,19 @@ def test_changed_data_is_one_clear_error(tmp_path, cli, tiny_suite, one_line_err
             "train": {"epochs": 1},
         },
     )  # fmt: skip
+
+
+def test_a_finished_table_says_that_its_images_changed(tmp_path, cli, tiny_suite, caplog):
+    path, root = shapes_suite(tmp_path, tiny_suite), image_folder(tmp_path / "data", 0)
+    args = ("run", path, "--store", tmp_path / "store", "--workers", 1, "--data-root", root)
+    for _ in range(2):
+        assert cli(*args).code == 0 and "changed after this table" not in caplog.text
+    shutil.copy(root / "shapes/class0/0.png", root / "shapes/class0/again.png")
+    assert cli(*args).code == 0 and "changed after this table was made" in caplog.text
+
+
+def test_changed_data_is_one_clear_error(tmp_path, cli, tiny_suite, one_line_error, nothing_half):
+    path = shapes_suite(tmp_path, tiny_suite)
     store = tmp_path / "store"
     old, new = (image_folder(tmp_path / name, seed) for seed, name in enumerate(("old", "new")))
     args = ("run", path, "--store", store, "--workers", 1, "--data-root")

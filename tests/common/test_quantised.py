@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -251,6 +252,8 @@ def test_only_quantised_layers_are_taken_for_such():
     assert not is_quantised(bare)
     bare.weight = nn.Parameter(bare.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
     assert is_quantised(bare) and dense_weight(bare) is None
+    scripted = timm.layers.Linear(2, 2)  # multiplies as nn.Linear does, in a forward of its own
+    assert not is_quantised(scripted) and torch.equal(dense_weight(scripted), scripted.weight)
     container = nn.Sequential(nn.Linear(2, 2))
     container.in_features = container.out_features = 2
     assert not is_quantised(container)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -215,8 +216,8 @@ def test_crops_are_windows_of_the_padded_image():
 # -- folders --------------------------------------------------------------------------------------
 
 
-def image_folder(root, per_class=6):
-    rng = np.random.default_rng(0)
+def image_folder(root, per_class=6, seed=0):
+    rng = np.random.default_rng(seed)
     for name in ("cat", "dog"):
         (root / name).mkdir(parents=True)
         for number in range(per_class):
@@ -224,10 +225,15 @@ def image_folder(root, per_class=6):
             (root / name / f"{number}.png").write_bytes(encoded(pixels))
 
 
+def open_folder(root, native_size=12, **fields):
+    config = DataConfig(name="folder", folder="pets", native_size=native_size, **fields)
+    return load_source(config, data_root=root, input_size=12, **COLOUR)
+
+
 def test_folder_with_and_without_a_test_part(tmp_path):
     image_folder(tmp_path / "pets")
     image_folder(tmp_path / "split" / "train")
-    image_folder(tmp_path / "split" / "test", per_class=2)
+    image_folder(tmp_path / "split" / "test", per_class=2, seed=1)
     fields = {"name": "folder", "native_size": 12, "validation_images": 2}
     for config in (
         DataConfig(folder="pets", test_images=4, **fields),
@@ -240,7 +246,71 @@ def test_folder_with_and_without_a_test_part(tmp_path):
         assert source.class_names == ("cat", "dog")
 
 
+def test_a_folder_that_changed_is_read_anew(tmp_path):
+    image_folder(tmp_path / "pets")
+    first = open_folder(tmp_path, test_images=2)
+    assert open_folder(tmp_path, test_images=2) is first
+    (tmp_path / "pets/cat/new.png").write_bytes(encoded(np.full((9, 9, 3), 7, dtype=np.uint8)))
+    assert len(open_folder(tmp_path, test_images=2)) == len(first) + 1
+
+
 # -- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [("train", "val"), ("val",), ("train",)])
+def test_a_folder_without_its_test_part_says_what_it_needs(tmp_path, parts):
+    for part in parts:
+        image_folder(tmp_path / "pets" / part)
+    with pytest.raises(DataError, match=rf"holds {parts[0]}/, and needs train/ and test/"):
+        open_folder(tmp_path, test_images=1)
+
+
+def _text(root):
+    (root / "pets/train/cat/notes.txt").write_text("hello")
+
+
+def _animated(root):
+    (root / "pets/train/cat/0.png").rename(root / "pets/train/cat/0.gif")
+
+
+def _in_both_parts(root):
+    shutil.copy(root / "pets/test/cat/0.png", root / "pets/train/cat/again.png")
+
+
+def _of_two_classes(root):
+    shutil.copy(root / "pets/train/cat/0.png", root / "pets/train/dog/again.png")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_text, r"notes.txt: not an image file"),
+        (_animated, r"0.gif: not an image file"),
+        (_in_both_parts, r"again.png .*are the same image|and .*are the same image"),
+        (_of_two_classes, r"cat/0.png and .*dog/again.png are the same image"),
+    ],
+)
+def test_a_folder_with_a_file_that_is_no_image_or_one_twice_is_refused(tmp_path, change, words):
+    image_folder(tmp_path / "pets/train")
+    image_folder(tmp_path / "pets/test", per_class=2, seed=1)
+    change(tmp_path)
+    with pytest.raises(DataError, match=words):
+        open_folder(tmp_path)
+
+
+def test_hidden_files_are_no_images_and_a_copy_may_stay_in_its_class(tmp_path):
+    image_folder(tmp_path / "pets/train")
+    image_folder(tmp_path / "pets/test", per_class=2, seed=1)
+    shutil.copytree(tmp_path / "pets", tmp_path / "plain/pets")
+    for name in (".DS_Store", "._0.png", "Thumbs.db"):
+        (tmp_path / "pets/train/cat" / name).write_bytes(b"x")
+    (tmp_path / "pets/train/.ipynb_checkpoints").mkdir()
+    assert open_folder(tmp_path).digest == open_folder(tmp_path / "plain").digest
+    shutil.copy(tmp_path / "pets/train/cat/0.png", tmp_path / "pets/train/cat/again.png")
+    assert len(open_folder(tmp_path, native_size=10).train_pool) == 13
+    shutil.copytree(tmp_path / "pets/train", tmp_path / "pets/flat/pets")
+    with pytest.raises(DataError, match="are the same image"):
+        open_folder(tmp_path / "pets/flat", test_images=2)
 
 
 def test_missing_root_and_missing_files_name_the_mend(tmp_path):

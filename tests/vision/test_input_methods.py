@@ -203,6 +203,16 @@ def test_ducks_centres_are_originals_mean_features_of_retained_classes(problem, 
     assert np.array_equal(centres.members.numpy(), task.indices("forget"))
 
 
+def test_retain_images_of_the_forgotten_class_alone_are_refused(problem):
+    task = task_of(problem, "duck")
+    same = task.indices("forget")
+    parts = {"forget": same[:4], "retain": same[4:]}
+    task.indices = lambda *names: np.concatenate([parts[name] for name in names])
+    for make in (lambda: Centres.of(task, HeadInputs(), 1, 1, 1), lambda: Blends.drawn(task, 0)):
+        with pytest.raises(ConfigError, match="add retain images of other classes"):
+            make()
+
+
 # GS-LoRA -----------------------------------------------------------------------------------------
 
 

@@ -185,6 +185,25 @@ def test_a_family_names_its_layers(name, sizes, layers, heads):
     assert {dict(model.named_parameters())[key].shape[0] for key in head} == {3}
 
 
+@pytest.mark.parametrize("name", ["resnetv2_18", "test_convnext", "caformer_s18", "levit_128s"])
+def test_the_head_is_what_makes_the_logits(name):
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=3)
+    keys = dict(model.named_parameters())
+    head = [key for key in keys if any(fnmatch(key, p) for p in family_of(f"{name}.tag").head)]
+    assert head and all(len(keys[key]) == 3 for key in head if ".bn." not in key)
+    assert not any("norm" in key for key in head)
+
+
+def test_a_transfer_keeps_the_norm_before_the_head(tmp_path):
+    model = timm.create_model("test_convnext", num_classes=7)
+    model.head.norm.weight.data.fill_(3.0)
+    save_file(model.state_dict(), tmp_path / "m.safetensors")
+    config = ModelConfig(name="test_convnext", checkpoint=str(tmp_path / "m.safetensors"))
+    other = build_model(config, num_classes=5, in_chans=3, generator_seed=0)
+    assert other.head.norm.weight.eq(3.0).all()
+
+
 @pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224.ms_in1k"])
 def test_a_family_is_built_at_another_size(name):
     config = ModelConfig(name=name, image_size=64)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from stable_forgetting.common.data.batch import Source
     from stable_forgetting.vision.apply.memory import GivenClassifier
 
-SURE = 50.0
-"""Percent of the forget images on which a model that has learnt them is right, at least."""
+SURE = {"forget": 50.0, "retain": 50.0, "test": 25.0}
+"""Role -> percent of its images on which a model that has learnt the classes is right, at least."""
 
 
 class GivenImages(ImageClassifiers, GivenBenchmark):
@@ -78,6 +78,8 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
         if isinstance(model, Path):
             found = read_checkpoint(model, *(options.get(name) for name in self.options))
         self.images = [_read(given, role) for role, given in application.given.items()]
+        if len({part.root is None for part in self.images}) > 1:
+            raise DataError("some images lie in folders and others in memory; give all in one form")
         check_disjoint(self.images)
         self.given: Checkpoint | GivenClassifier = found or _given(model, self.images)
 
@@ -193,14 +195,15 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
 
     def doubt(self, before: Mapping[str, Any]) -> str:
         """Wrong on most images: the class folders are probably not the model's classes."""
-        share = before["forget"]["accuracy"]
-        if share >= SURE:
+        right = {part: before[part]["accuracy"] for part in SURE if part in before}
+        part = next((part for part, share in right.items() if share < SURE[part]), None)
+        if part is None:
             return ""
         ids = ", ".join(f"{name}: {label}" for name, label in [*self.labels.ids.items()][:5])
+        ids += ", ..." if len(self.labels.ids) > 5 else ""
         return (
-            f"The given model is right on only {share:.1f} % of the forget images: check the class "
-            f"names ({self.labels.origin}; {ids}{', ...' if len(self.labels.ids) > 5 else ''}) and "
-            "the preprocessing."
+            f"The given model is right on only {right[part]:.1f} % of the {part} images: check the "
+            f"class names ({self.labels.origin}; {ids}) and the preprocessing."
         )
 
     def outcome(self, statement: Mapping[str, Any]) -> list[str]:
@@ -264,7 +267,7 @@ def _given(model: Any, images: Sequence[Images]) -> GivenClassifier:
     from stable_forgetting.vision.apply.memory import GivenClassifier, width_of
 
     if _of_tensors(images):
-        return GivenClassifier(model, width_of(model, images))
+        return GivenClassifier(model, width_of(model, images[0].pairs[0][0], images[0].role))
     if not isinstance(getattr(model, "pretrained_cfg", None), dict):
         raise CheckpointError(
             "the model is none of timm's, so how an image becomes its input is unknown; give data "

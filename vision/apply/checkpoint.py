@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from stable_forgetting.common.store.adapters import (
 from stable_forgetting.common.store.weights import (
     CONFIG,
     WEIGHTS,
+    in_types,
     keep_metadata,
     refuse_pickles,
     refuse_wrapped,
@@ -30,6 +30,7 @@ from stable_forgetting.common.store.weights import (
 )
 from stable_forgetting.vision.apply.sizes import (
     POSITIONS,
+    PREPARATION,
     cfg_of,
     check_architecture,
     classifier_key,
@@ -131,12 +132,7 @@ class Checkpoint:
         Returns:
             The digest of the weights.
         """
-        if self.dtypes:
-            model = copy.deepcopy(model)
-            tensors = model.state_dict(keep_vars=True)
-            for name, dtype in self.dtypes.items():
-                tensors[name].data = tensors[name].data.to(dtype)
-        save_weights(model, folder)
+        save_weights(in_types(model, self.dtypes), folder)
         keep_metadata(folder / WEIGHTS, self.weights)
         if self.folder is not None:
             shutil.copyfile(self.folder / CONFIG, folder / CONFIG)
@@ -226,10 +222,18 @@ def _read_folder(folder: Path) -> Checkpoint:
             f"{config}: a model of transformers, and images need one of timm's; in Python, "
             "forget() takes any module that returns logits"
         )
+    return replace(_checked(weights, _in_parts(content), str(config)), folder=folder)
+
+
+def _in_parts(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as timm reads it: an old one has no parts, and ``labels`` for ``label_names``."""
     nested = content.get("pretrained_cfg")
-    if "num_classes" not in content and isinstance(nested, dict) and "num_classes" in nested:
-        content["num_classes"] = nested["num_classes"]
-    return replace(_checked(weights, content, str(config)), folder=folder)
+    if not nested:
+        nested = {key: content[key] for key in PREPARATION if key in content}
+        names = {"label_names": content["labels"]} if "labels" in content else {}
+        return {**names, **content, **({"pretrained_cfg": nested} if nested else {})}
+    shared = ("num_classes", "label_names") if isinstance(nested, dict) else ()
+    return {**{key: nested[key] for key in shared if key in nested}, **content}
 
 
 def _checked(weights: Path, config: Mapping[str, Any], origin: str) -> Checkpoint:

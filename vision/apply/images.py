@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from stable_forgetting.common.store.weights import CONFIG
 from stable_forgetting.vision.apply.checkpoint import Checkpoint
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
 from stable_forgetting.vision.config import DataConfig
+from stable_forgetting.vision.data.folders import class_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 IMAGE, LABEL = ("image", "img", "pixel_values"), ("label", "labels")
 """Columns of a data set whose samples are mappings, as on the hub."""
-IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
-OF_THE_SYSTEM = frozenset({"thumbs.db", "desktop.ini"})
-"""Files that Windows puts into folders of images."""
 
 
 @dataclass(frozen=True)
@@ -97,21 +95,8 @@ def list_folder(root: Path, role: str) -> Images:
     Raises:
         DataError: It is missing or empty, or holds something that is not an image in a class.
     """
-    if not root.is_dir():
-        raise DataError(f"{role}: {root}: no such folder; give one of images")
-    classes = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    loose = sorted(p.name for p in root.iterdir() if p.suffix.lower() in IMAGES and p.is_file())
-    if loose:
-        raise DataError(f"{role}: {root / loose[0]}: images must lie in class subfolders")
-    files: list[str] = []
-    for name in classes:
-        inside = _files_below(root / name, role)
-        if not inside:
-            raise DataError(f"{role}: {root / name} holds no images; fill it or remove it")
-        files += [f"{name}/{file}" for file in inside]
-    if not files:
-        raise DataError(f"{role}: {root} holds no class subfolders with images")
-    files.sort()
+    listed = chain(*class_files(root, role).values())
+    files = sorted(file.relative_to(root).as_posix() for file in listed)
     hashes = tuple(file_digest(root / file) for file in files)
     state = hashlib.sha256()
     for file, content in zip(files, hashes, strict=True):
@@ -119,23 +104,6 @@ def list_folder(root: Path, role: str) -> Images:
     members = tuple(file.split("/")[0] for file in files)
     names = tuple(str(root / file) for file in files)
     return Images(role, members, names, hashes, state.hexdigest(), root)
-
-
-def _files_below(folder: Path, role: str) -> list[str]:
-    files = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in names:
-            if name.startswith(".") or name.lower() in OF_THE_SYSTEM:
-                continue
-            file = Path(parent, name)
-            if file.suffix.lower() not in IMAGES or not file.is_file():
-                raise DataError(
-                    f"{role}: {file}: not an image file; move it away, so that nothing "
-                    "is left out unseen"
-                )
-            files.append(file.relative_to(folder).as_posix())
-    return files
 
 
 def check_disjoint(parts: Sequence[Images]) -> None:

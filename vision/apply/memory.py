@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,24 @@ from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.data.batch import DatasetSource
 from stable_forgetting.common.protocol.given import first_of
-from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, save_weights, weights_digest
+from stable_forgetting.common.store.weights import (
+    CONFIG,
+    WEIGHTS,
+    in_types,
+    save_weights,
+    weights_digest,
+)
 from stable_forgetting.vision.apply.images import IMAGE, LABEL, Images, is_picture
 from stable_forgetting.vision.apply.sizes import fitting_config
+from stable_forgetting.vision.data.decode import depth_problem
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def in_float32(model: nn.Module) -> nn.Module:
+    """The model itself, or a copy in float32 of one with tensors in half precision."""
+    half = any(tensor.dtype in HALF for tensor in model.state_dict().values())
+    return copy.deepcopy(model).float() if half else model
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,6 @@ class GivenClassifier:
     num_classes: int
     label_names: ClassVar[None] = None
     revision: ClassVar[None] = None
-    dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
     weights: ClassVar[Path] = Path("the given model")
 
     @property
@@ -52,6 +67,12 @@ class GivenClassifier:
         """SHA-256 of names and tensors."""
         return weights_digest(self.model)
 
+    @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Name -> type of each tensor in half precision."""
+        tensors = self.model.state_dict().items()
+        return {name: tensor.dtype for name, tensor in tensors if tensor.dtype in HALF}
+
     @property
     def _timm(self) -> Mapping[str, Any]:
         """What timm says of its own models; empty for others."""
@@ -59,8 +80,8 @@ class GivenClassifier:
         return about if isinstance(about, dict) else {}
 
     def load(self) -> nn.Module:
-        """The model itself."""
-        return self.model
+        """As :func:`in_float32`: what files hold is trained in float32 too."""
+        return in_float32(self.model)
 
     def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
         """``model.safetensors``, and the ``config.json`` of a timm model that it suffices for.
@@ -68,7 +89,7 @@ class GivenClassifier:
         Returns:
             The digest of the weights.
         """
-        save_weights(model, folder)
+        save_weights(in_types(model, self.dtypes), folder)
         if self._timm:
             self._write_config(model, folder)
         return {"weights_sha256": file_digest(folder / WEIGHTS)}
@@ -109,7 +130,16 @@ class Pairs(Dataset[Any]):
             sample = [self._column(sample, names) for names in (IMAGE, LABEL)]
         if not isinstance(sample, Sequence) or len(sample) != 2:
             raise DataError(f"{self._role}: sample {index} is no pair of an image and a label")
-        return sample[0], int(sample[1])
+        image, label = sample
+        if isinstance(image, torch.Tensor) and image.dtype in HALF:
+            image = image.float()
+        try:
+            return image, int(label)
+        except (TypeError, ValueError, RuntimeError):
+            raise DataError(
+                f"{self._role}: sample {index} has the label {label!r}; give the number of its "
+                "class, from 0"
+            ) from None
 
     def _column(self, sample: Mapping[str, Any], names: Sequence[str]) -> Any:
         name = next((name for name in names if name in sample), None)
@@ -146,6 +176,8 @@ def read_samples(given: Any, role: str) -> Images:
 
 def _bytes(image: Any, where: str) -> bytes:
     if is_picture(image):
+        if problem := depth_problem(image):
+            raise DataError(f"{where}: {problem}")
         return repr((image.size, image.mode)).encode() + image.tobytes()
     if not isinstance(image, torch.Tensor) or not image.is_floating_point():
         kind = f"{image.dtype} tensor" if isinstance(image, torch.Tensor) else type(image).__name__
@@ -193,24 +225,27 @@ def tensor_source(
     return source, parts
 
 
-def width_of(model: nn.Module, samples: Sequence[Images]) -> int:
-    """Width of the logits that a model gives for the first sample.
+def width_of(model: nn.Module, image: torch.Tensor, where: str) -> int:
+    """Width of the logits that a model gives for an image.
 
     Args:
         model: A classifier in eval mode.
-        samples: Of float tensors, not empty.
+        image: (C, H, W).
+        where: Whose image it is, for messages.
 
     Raises:
         DataError: The model does not take these images, or gives no row of logits.
     """
-    image = samples[0].pairs[0][0]
     place = next(model.parameters(), torch.empty(0)).device
     try:
         with torch.no_grad():
-            logits = model(image[None].to(place))
+            logits = in_float32(model)(image[None].to(place))
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         text = " ".join(str(error).split())[:160]
-        raise DataError(f"{samples[0].role}: the model does not take its images ({text})") from None
+        size = " x ".join(map(str, image.shape))
+        raise DataError(
+            f"{where}: the model does not take its images, {size} ({text}); give images of its size"
+        ) from None
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
         raise DataError("the model gives no logits (N, classes); wrap it in a module that does")
     return int(logits.shape[1])

@@ -101,7 +101,12 @@ def inferred_config(shapes: Shapes, architecture: str, origin: str) -> dict[str,
     check_architecture(architecture, origin)
     model = _blank(architecture, {})
     key = classifier_key(model)
-    if key is None or key not in shapes:
+    if key is None:
+        raise CheckpointError(
+            f"{origin}: the weights of {architecture} do not tell the number of classes; write a "
+            f"{CONFIG} with architecture and num_classes beside them"
+        )
+    if key not in shapes:
         raise CheckpointError(
             f"{origin}: holds no '{key}'; it belongs to another model than {architecture}"
         )
@@ -161,11 +166,17 @@ def fitting_config(config: Mapping[str, Any], model: nn.Module) -> dict[str, Any
 
 
 def classifier_key(model: nn.Module) -> str | None:
-    """Name of the classifier's bias."""
-    classifier: Any = getattr(model, "get_classifier", lambda: None)()
-    named = (name for name, module in model.named_modules() if module is classifier)
-    name = next(named, None)
-    return None if name is None else f"{name}.bias"
+    """Name of the weight that makes the logits: that of the last layer of the last classifier."""
+    found: Any = getattr(model, "get_classifier", lambda: None)()
+    last = found[-1] if isinstance(found, tuple | list) else found
+    inside = {id(module) for module in last.modules()} if hasattr(last, "modules") else set()
+    weights = {
+        f"{name}.weight": getattr(module, "weight", None)
+        for name, module in model.named_modules()
+        if id(module) in inside
+    }
+    names = [name for name, weight in weights.items() if weight is not None and weight.ndim > 1]
+    return names[-1] if names else None
 
 
 def stored_image_size(shape: Sequence[int] | None, model: nn.Module) -> int | None:

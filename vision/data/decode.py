@@ -25,6 +25,16 @@ def encoding(data: bytes) -> str:
     return "other format"
 
 
+def depth_problem(image: Image.Image) -> str:
+    """What is wrong with more than 8 bits a channel, which PIL would clip; empty if nothing is."""
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;"):
+        return ""
+    return (
+        f"has pixels of mode {image.mode}, more than 8 bits; save it as 8-bit, scaled as its "
+        "values ask"
+    )
+
+
 def decoded(file: Any, mode: str) -> Image.Image:
     """An encoded image, a path or a stream of bytes, in PIL's mode ``RGB`` or ``L``.
 
@@ -33,15 +43,12 @@ def decoded(file: Any, mode: str) -> Image.Image:
     """
     try:
         with Image.open(file) as image:
-            deep = image.mode in ("I", "F") or image.mode.startswith("I;")
-            pixels = image if deep else image.convert(mode)
+            problem = depth_problem(image)
+            pixels = image if problem else image.convert(mode)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"cannot be decoded ({one_line(error)}); replace or remove it") from None
-    if deep:
-        raise DataError(
-            f"has pixels of mode {pixels.mode}, more than 8 bits; save it as 8-bit, scaled as its "
-            "values ask"
-        )
+    if problem:
+        raise DataError(problem)
     return pixels
 
 

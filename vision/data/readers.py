@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from stable_forgetting.common.base.hub import prepare_client
 from stable_forgetting.common.data.splits import balanced_draw
 from stable_forgetting.vision.config import CLASS_COUNTS, DataConfig
 from stable_forgetting.vision.data.decode import decode_all, encoding
+from stable_forgetting.vision.data.folders import check_distinct, class_files
 
 logger = logging.getLogger(__name__)
 
@@ -286,31 +287,37 @@ def _read_folder(config: DataConfig, data_root: Path | None) -> RawData:
     root = data_root / config.folder
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; give the right --data-root or data.folder")
-    if (root / "train").is_dir() and (root / "test").is_dir():
-        (train, names), (test, test_names) = (
-            _folder_pool(root / part, config) for part in ("train", "test")
-        )
-        if names != test_names:
-            raise DataError(f"{root}: train/ and test/ must hold the same class folders")
-    else:
-        whole, names = _folder_pool(root, config)
-        train, test = _hold_out(whole, config)
-    return RawData(train, test, names, f"folder {config.folder}")
-
-
-def _folder_pool(folder: Path, config: DataConfig) -> tuple[Pool, tuple[str, ...]]:
-    from torchvision.datasets import ImageFolder
-
-    try:
-        images = ImageFolder(str(folder))
-    except (OSError, RuntimeError) as error:
+    parts = [part for part in ("train", "test") if (root / part).is_dir()]
+    found = [part for part in _PARTS if any(path.is_dir() for path in (root / part).glob("*"))]
+    if len(parts) < 2 and found:
         raise DataError(
-            f"{folder}: needs one folder of images per class ({one_line(error)})"
-        ) from None
-    paths = [path for path, _ in images.samples]
+            f"{root}: holds {found[0]}/, and needs train/ and test/ with the same class folders; "
+            "or give the folder of the classes alone, with data.test_images"
+        )
+    parts = parts if len(parts) == 2 else []
+    listed = {part: class_files(root / part, config.name) for part in parts or [""]}
+    check_distinct(
+        (file, f"{part}/{name}" if parts else str(file))  # else each may come into either part
+        for part, classes in listed.items()
+        for name, files in classes.items()
+        for file in files
+    )
+    names = [tuple(classes) for classes in listed.values()]
+    if names[0] != names[-1]:
+        raise DataError(f"{root}: train/ and test/ must hold the same class folders")
+    pools = [_folder_pool(classes, root, config) for classes in listed.values()]
+    train, test = pools if parts else _hold_out(pools[0], config)
+    return RawData(train, test, names[0], f"folder {config.folder}")
+
+
+_PARTS = ("train", "test", "val", "valid", "validation")
+
+
+def _folder_pool(classes: Mapping[str, Sequence[Path]], root: Path, config: DataConfig) -> Pool:
+    paths = [file for files in classes.values() for file in files]
+    counts = [len(files) for files in classes.values()]
 
     def decode(rows: np.ndarray) -> Tensor:
-        return decode_all([paths[row] for row in rows], str(folder), config.native_size)
+        return decode_all([paths[row] for row in rows], str(root), config.native_size)
 
-    labels = np.array([label for _, label in images.samples], dtype=np.int64)
-    return Pool(labels, decode), tuple(images.classes)
+    return Pool(np.repeat(np.arange(len(counts)), counts).astype(np.int64), decode)

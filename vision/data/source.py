@@ -26,6 +26,7 @@ from stable_forgetting.common.data.batch import Batch, to_device
 from stable_forgetting.common.data.splits import balanced_draw
 from stable_forgetting.vision.config import DataConfig
 from stable_forgetting.vision.data.augment import crop_flip
+from stable_forgetting.vision.data.folders import listing_digest
 from stable_forgetting.vision.data.readers import Pool, RawData, read
 
 
@@ -195,6 +196,8 @@ def load_source(
 ) -> ImageSource:
     """Opens, decodes and prepares a data set; the same call in one process decodes once.
 
+    A folder whose names, sizes or times changed is read anew.
+
     Args:
         config: Which images and how prepared.
         data_root: Folder of local data sets; CIFAR is downloaded when it is not there.
@@ -207,24 +210,26 @@ def load_source(
         DataError: The data is missing, damaged or smaller than the draws.
     """
     root = None if data_root is None else Path(data_root).resolve()
-    return _source(config, root, input_size, tuple(mean), tuple(std), str(device))
+    listing = listing_digest(root / config.folder) if root and config.folder else ""
+    return _source(config, root, listing, input_size, tuple(mean), tuple(std), str(device))
 
 
 @lru_cache(maxsize=4)
 def _source(
     config: DataConfig,
     data_root: Path | None,
+    listing: str,
     input_size: int,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     device: str,
 ) -> ImageSource:
-    prepared = _prepare(config, data_root)
+    prepared = _prepare(config, data_root, listing)
     return ImageSource(prepared, config, input_size=input_size, mean=mean, std=std, device=device)
 
 
 @lru_cache(maxsize=2)
-def _prepare(config: DataConfig, data_root: Path | None) -> PreparedImages:
+def _prepare(config: DataConfig, data_root: Path | None, listing: str) -> PreparedImages:
     raw = read(config, data_root)
     training, validation = _training_rows(raw, config)
     test = _test_rows(raw, config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.data.batch import Source, class_labels, ordered_batches
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.methods.tools.passes import EVALUATION_BATCH
@@ -66,6 +67,11 @@ def _ranked(task: UnlearnTask, known: Tensor) -> list[Tensor]:
             scores.scatter_(1, batch.labels.cpu().unsqueeze(1), -torch.inf)
             top = scores.topk(min(MASKS, scores.shape[1]), dim=1)
             kept = top.values.isfinite()
+            if not bool(kept.any(1).all()):
+                raise ConfigError(
+                    "a forget image is blended with other classes, and the retain images have none "
+                    "but its own; add retain images of other classes"
+                )
             ranks = torch.arange(kept.shape[1]).expand_as(kept)
             images = batch.indices.unsqueeze(1).expand_as(kept)
             found.append((images[kept], top.indices[kept], ranks[kept]))

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.data.batch import Batch, Forward
 from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.task import UnlearnTask
@@ -47,13 +48,23 @@ class Centres:
         retain_weight: float,
         temperature: float,
     ) -> Centres:
-        """With centres and goals of the task's model as it is now; ``features`` watches it."""
+        """With centres and goals of the task's model as it is now; ``features`` watches it.
+
+        Raises:
+            ConfigError: A forget image has no other class among the retain images.
+        """
         head = tools.head_name(task)
         kept, labels = tools.head_inputs(task, head, task.indices("retain"))
         known = labels.unique()
         centres = torch.stack([wide(kept)[labels == label].mean(0) for label in known])
         gone, own = tools.head_inputs(task, head, task.indices("forget"))
-        goals = nearest(wide(gone), centres, own.unsqueeze(1) == known)
+        barred = own.unsqueeze(1) == known
+        if bool(barred.all(1).any()):
+            raise ConfigError(
+                "a forget image moves to another class, and the retain images have none but its "
+                "own; add retain images of other classes"
+            )
+        goals = nearest(wide(gone), centres, barred)
         members = torch.as_tensor(task.indices("forget"))
         return cls(features, members, goals, forget_weight, retain_weight, temperature)
 

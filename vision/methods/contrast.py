@@ -63,7 +63,7 @@ class HeadInputs:
             self.latest = None
 
     def _keep(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self.latest = args[0]
+        self.latest = args[0].flatten(1)  # of a classifier that is a 1x1 convolution
 
 
 class Contrasted:

@@ -122,11 +122,16 @@ class WithContrast(UnlearningMethod):
             """With what the base's own stage keys hash."""
             return {**super().identity(), "resolved": self._whole().identity()}
 
+    @classmethod
+    def access_of(cls, config: Any) -> frozenset[str]:
+        """The base's, and retain."""
+        return METHODS[config.base].info.access | {"retain"}
+
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Runs the base on a task whose every fit has the term added."""
         config: Any = self.config
         base = METHODS[config.base]
-        data = task.data.narrowed(base.info.access | {"retain"})
+        data = task.data.narrowed(self.access_of(config))
         inner = Contrasting.around(task, config, data=data)
         return base(validate(base.Config, config.resolved, config.base)).unlearn(inner)
 

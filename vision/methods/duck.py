@@ -23,7 +23,9 @@ class DUCK(GradientMethod):
     class without y whose m_c has the largest cosine with Original's h(x).  The code finds c(x) when
     it first meets x in training and takes the first 50 batches for m_c; here both are Original's,
     on all data.  It pairs each forget batch with some retain batches, and stops when forget
-    accuracy reaches a target; here every step has one of each, and nothing stops it.
+    accuracy reaches a target; here every step has one of each, and nothing stops it.  The code's
+    second phase is left out: 2 epochs at lr 1e-4 with lambda_1 / 10, on augmented retain batches of
+    512.
     Source: Cotogni et al. 2023 (arXiv 2312.02052); OcraM17/DUCK (src/Unlearning_methods.py).
     """
 

@@ -80,7 +80,13 @@ class MaskedContrast:
         # a model, not task.reference(): its attention is needed too
         self.teacher = copy.deepcopy(task.model).requires_grad_(False).eval()
         self.forward = task.forward
-        self.black: Tensor = task.source.blank_inputs["x"]
+        blank = task.source.blank_inputs
+        if "x" not in blank:
+            raise ConfigError(
+                "lethevit masks patches with black, and tensors do not tell what black is; give "
+                "images"
+            )
+        self.black: Tensor = blank["x"]
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """softplus((s- - s+) / tau), which is the formula of ``LetheViT``."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from stable_forgetting.common.protocol.family import ModelFamily
@@ -28,7 +29,8 @@ class Family:
         mlp: Patterns of the names of the MLPs' linear layers; empty where there are none.  Of
             inverted bottlenecks: the 1x1 convolutions that expand and project.
         attention: Patterns of the names of the attention's linear layers; likewise.
-        heads: Modules of the classifier.
+        classifiers: Names of the layers that make the logits; empty where timm says it for each
+            architecture.
         takes_size: Whether timm builds it for a given image size; else it takes any.
         shrunk: Arguments of timm that make a small one.
         channels_last: Whether tensors keep the channels of a position together: on a CPU,
@@ -38,7 +40,7 @@ class Family:
     architectures: tuple[str, ...]
     mlp: tuple[str, ...]
     attention: tuple[str, ...]
-    heads: tuple[str, ...]
+    classifiers: tuple[str, ...] = ()
     takes_size: bool = True
     shrunk: Mapping[str, int] = field(default_factory=dict)
     channels_last: bool = False
@@ -54,16 +56,31 @@ class Family:
         return {name: patterns for name, patterns in placements.items() if patterns}
 
     @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the layers that make the logits, without a norm or a layer before them."""
+        return self.classifiers or _named_by_timm(self.architectures[0])
+
+    @property
     def head(self) -> tuple[str, ...]:
         """Patterns of the classifier's parameter names."""
         return tuple(f"{name}.*" for name in self.heads)
 
     def component_of(self, name: str) -> str:
         """``mlp``, ``attention``, ``head`` or ``other``, from a parameter's dotted name."""
-        parts = name.split(".")
-        if parts[0] in self.heads:
+        if name.startswith(tuple(f"{head}." for head in self.heads)):
             return "head"
-        return next((_PARTS[part] for part in parts if part in _PARTS), "other")
+        return next((_PARTS[part] for part in name.split(".") if part in _PARTS), "other")
+
+
+@cache
+def _named_by_timm(architecture: str) -> tuple[str, ...]:
+    """What timm calls the classifier; the usual names of a model that it does not know."""
+    from timm.models import get_pretrained_cfg, is_model
+
+    name = architecture.partition(".")[0]
+    known = get_pretrained_cfg(name) if is_model(name) else None
+    named = getattr(known, "classifier", None) or ("head", "head_dist", "fc", "classifier")
+    return (named,) if isinstance(named, str) else tuple(named)
 
 
 def _blocks(prefix: str, *layers: str) -> tuple[str, ...]:
@@ -76,25 +93,28 @@ VIT = Family(
     ("scratch", "vit_*", "deit*"),
     _blocks("", *_MLP),
     _blocks("", *_ATTENTION),
-    heads=("head", "head_dist"),
+    classifiers=("head", "head_dist"),
     shrunk={"embed_dim": 48, "depth": 2, "num_heads": 3},
 )
 FAMILIES = (
     VIT,
     Family(
-        ("swin_*",), _blocks("layers.*.", *_MLP), _blocks("layers.*.", *_ATTENTION), heads=("head",)
+        ("swin_*",),
+        _blocks("layers.*.", *_MLP),
+        _blocks("layers.*.", *_ATTENTION),
+        classifiers=("head",),
     ),
-    Family(("resnet*", "wide_resnet*", "resnext*"), (), (), heads=("fc",), takes_size=False),
+    Family(("resnet*", "wide_resnet*", "resnext*"), (), (), takes_size=False),
     Family(
         ("*efficientnet*", "mobilenetv2*"),
         _blocks("", "conv_pw", "conv_pwl"),
         (),
-        heads=("classifier",),
+        classifiers=("classifier",),
         takes_size=False,
         channels_last=True,
     ),
 )
-OTHER = Family(("*",), VIT.mlp, VIT.attention, heads=("head", "head_dist", "fc", "classifier"))
+OTHER = Family(("*",), VIT.mlp, VIT.attention)
 """Any other model of timm: many are built like a ViT."""
 
 
@@ -102,8 +122,10 @@ def family_of(architecture: str) -> Family:
     """The family of ``scratch`` or of one of timm's names, with or without a tag."""
     for family in FAMILIES:
         if any(fnmatch.fnmatchcase(architecture, pattern) for pattern in family.architectures):
-            return family
-    return OTHER
+            break
+    else:
+        family = OTHER
+    return family if family.classifiers else replace(family, architectures=(architecture,))
 
 
 class ImageClassifiers(ModelFamily):

@@ -1,0 +1,88 @@
+"""Folders of images in the layout CLASS/.../image: listed, and every file is used or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.files import file_digest
+
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+OF_THE_SYSTEM = frozenset({"thumbs.db", "desktop.ini"})
+"""Files that Windows puts into folders of images."""
+
+
+def class_files(root: Path, role: str) -> dict[str, list[Path]]:
+    """Class -> its images, in the order of torchvision's ``ImageFolder``; no hidden file is one.
+
+    Args:
+        root: Holds one folder a class.
+        role: Whose folder it is, for messages.
+
+    Raises:
+        DataError: It is missing or empty, or holds something that is not an image in a class.
+    """
+    if not root.is_dir():
+        raise DataError(f"{role}: {root}: no such folder; give one of images")
+    inside = sorted(root.iterdir())
+    loose = next((p for p in inside if p.suffix.lower() in IMAGES and p.is_file()), None)
+    if loose is not None and not loose.name.startswith("."):
+        raise DataError(f"{role}: {loose}: images must lie in class subfolders")
+    classes = [path for path in inside if path.is_dir() and not path.name.startswith(".")]
+    files = {folder.name: _files_below(folder, role) for folder in classes}
+    for folder in classes:
+        if not files[folder.name]:
+            raise DataError(f"{role}: {folder} holds no images; fill it or remove it")
+    if not files:
+        raise DataError(f"{role}: {root} holds no class subfolders with images")
+    return files
+
+
+def _files_below(folder: Path, role: str) -> list[Path]:
+    files: list[tuple[str, str]] = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.startswith(".") or name.lower() in OF_THE_SYSTEM:
+                continue
+            file = Path(parent, name)
+            if file.suffix.lower() not in IMAGES or not file.is_file():
+                raise DataError(
+                    f"{role}: {file}: not an image file; move it away, so that nothing "
+                    "is left out unseen"
+                )
+            files.append((parent, name))
+    return [Path(parent, name) for parent, name in sorted(files)]
+
+
+def listing_digest(root: Path) -> str:
+    """SHA-256 of the names, sizes and times of all files below a folder; none is read."""
+    state = hashlib.sha256()
+    for file in sorted(path for path in root.rglob("*") if path.is_file()):
+        about = file.stat()
+        state.update(f"{file.relative_to(root)}\0{about.st_size} {about.st_mtime_ns}\n".encode())
+    return state.hexdigest()
+
+
+def check_distinct(files: Iterable[tuple[Path, str]]) -> None:
+    """Raises where files of different groups hold the same bytes; only those of one size are read.
+
+    Args:
+        files: Each with the name of its group.
+
+    Raises:
+        DataError: Naming the first pair.
+    """
+    sizes: dict[int, list[tuple[Path, str]]] = defaultdict(list)
+    for file, group in files:
+        sizes[file.stat().st_size].append((file, group))
+    for alike in sizes.values():
+        owners: dict[str, tuple[Path, str]] = {}
+        for file, group in alike if len({group for _, group in alike}) > 1 else ():
+            first, owner = owners.setdefault(file_digest(file), (file, group))
+            if owner != group:
+                raise DataError(f"{first} and {file} are the same image; remove one of them")
