@@ -62,8 +62,7 @@ def fit(
             every adapter starts with the same step in weight space; ``none`` takes it as it is.
 
     Returns:
-        Its cost and last values; ``stopped`` says what ended it early: the limits of
-        ``config.stop_below``, or what ``hooks.stop_when`` said.
+        Its cost and last values; ``stopped`` says what ended it early, if anything did.
 
     Raises:
         ConfigError: Adapters of several slopes at one rate; packed weights without an adapter.

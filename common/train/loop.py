@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -265,12 +265,10 @@ class TrainingRun:
         scaler, every = self.accelerator.scaler, self.config.probe_every
         norms = self.instruments.norms(1.0 if scaler is None else scaler.get_scale())
         if every > 0 and (step == 0 or (step + 1) % every == 0 or step + 1 == self.total):
-            states = {name: item.state() for name, item in self.hooks.stateful.items()}
-            norms |= self.instruments.probe(
-                self.objective, lambda batch: self._forward(self.model, batch), batches
-            )
-            for name, state in states.items():
-                self.hooks.stateful[name].load_state(state)
+            with remembered(self.hooks.stateful.values()):
+                norms |= self.instruments.probe(
+                    self.objective, lambda batch: self._forward(self.model, batch), batches
+                )
         return norms
 
     def measure(self) -> dict[str, float]:
@@ -297,6 +295,15 @@ class TrainingRun:
                 name = first_nonfinite((n, p.detach()) for n, p in weights if n in self.trained)
                 if name is not None:
                     raise Diverged(step + 1, f"parameter {name} is not finite")
+
+
+@contextlib.contextmanager
+def remembered(items: Iterable[Stateful]) -> Iterator[None]:
+    """Puts the items' states back afterwards."""
+    states = [(item, item.state()) for item in items]
+    yield
+    for item, state in states:
+        item.load_state(state)
 
 
 def reached(
