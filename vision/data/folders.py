@@ -28,11 +28,11 @@ def class_files(root: Path, role: str) -> dict[str, list[Path]]:
     """
     if not root.is_dir():
         raise DataError(f"{role}: {root}: no such folder; give one of images")
-    inside = sorted(root.iterdir())
+    inside = [path for path in sorted(root.iterdir()) if not path.name.startswith(".")]
     loose = next((p for p in inside if p.suffix.lower() in IMAGES and p.is_file()), None)
-    if loose is not None and not loose.name.startswith("."):
+    if loose is not None:
         raise DataError(f"{role}: {loose}: images must lie in class subfolders")
-    classes = [path for path in inside if path.is_dir() and not path.name.startswith(".")]
+    classes = [path for path in inside if path.is_dir()]
     files = {folder.name: _files_below(folder, role) for folder in classes}
     for folder in classes:
         if not files[folder.name]:
