@@ -374,7 +374,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
      lambda: (accepted("tanh_c1"), accepted("gd_lora_omega"))),
     (FINDINGS, "At a tuned rate there is no general gain. By ascent no difference is shown in {}",
      lambda: ({16: "sixteen"}[sum(map(readings(TIGHT).count, ("same", "not apart")))],)),
-    (FINDINGS, "{} tables have the control of the same first step, `gd_ul_omega` (n = 5), and no "
+    (FINDINGS, "{} tables have the control with the same omega, `gd_ul_omega` (n = 5), and no "
                "difference is shown: classes of CIFAR-100 +{}, a random tenth of CIFAR-10 from "
                "scratch {}.",
      lambda: ({2: "two"}[readings(TIGHT_UL).count("not apart")],
