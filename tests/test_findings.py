@@ -237,7 +237,12 @@ def accepted(row: str) -> str:
 
 
 def js(path: str, row: str) -> str:
-    return f"{cell(path, 'js:', row, 'forget'):.3f}".lstrip("0")
+    """Mean JS divergence on forget; a table of an older form has it among the attacks."""
+    try:
+        value = cell(path, "", row, "JS_f ↓")
+    except LookupError:
+        value = cell(path, "js:", row, "forget")
+    return f"{value:.3f}".lstrip("0")
 
 
 def per_image_from_scratch() -> tuple:
@@ -300,7 +305,11 @@ def on_authors() -> tuple:
 
 
 def changed(path: str, row: str) -> str:
-    return f"{cell(path, 'disagreement', row, 'forget'):.0f}"
+    """Percent of the forgotten images; a table of an older form has it below."""
+    try:
+        return f"{cell(path, '', row, 'changed_f ↓'):.0f}"
+    except LookupError:
+        return f"{cell(path, 'disagreement', row, 'forget'):.0f}"
 
 
 def steps(row: str) -> str:
