@@ -94,7 +94,6 @@ class CausalConfig(TransferConfig):
 
     @model_validator(mode="after")
     def _tiny_model(self) -> CausalConfig:
-        self.data.check_window(self.model.context)
         if self.model.kind is not None:
             try:
                 tiny_family(self.model.kind)

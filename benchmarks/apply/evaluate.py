@@ -106,8 +106,9 @@ def evaluate(
     """Measures one model.
 
     What needs a retrained model, such as forget quality or the distance to Retrain, is left out:
-    :func:`run` trains one.  Images get the size, mean and std that a timm model's config names;
-    any other classifier reads them as the suite's own model does.
+    :func:`run` trains one.  Images get the mean and std that a timm model's config names, and
+    its size unless the settings say another one; a model of any size with the suite's architecture
+    keeps the suite's.  Any other classifier reads them as the suite's own model does.
 
     Args:
         model: A causal language model of transformers, an image classifier, or the folder or hub
@@ -238,8 +239,8 @@ def _words(given: Any, stack: ExitStack) -> dict[str, Any]:
 def _fit_images(benchmark: VisionBenchmark, model: Any, side: int | None, name: str) -> str:
     """Has images prepared as the classifier takes them; says how.
 
-    The side is the one asked for, else the model's own; that of the suite where the suite has this
-    architecture and it takes any size.
+    Their side is the one asked for, or else the model's own.  Where the suite has this architecture
+    and that takes any size, their side is the suite's.
 
     Raises:
         UserError: It has other channels or classes, or does not take such images.
@@ -263,14 +264,16 @@ def _fit_images(benchmark: VisionBenchmark, model: Any, side: int | None, name: 
         spec = (side or kept or own.size, own.mean, own.std)
         benchmark.spec = type(benchmark.spec)(*spec)
     size, mean, std = benchmark.spec
-    width = width_of(model, torch.zeros(data.channels, size, size), name)
+    mend = "give settings=['data.image_size=N']"
+    width = width_of(model, torch.zeros(data.channels, size, size), name, mend)
     if width != benchmark.num_classes:
         raise ConfigError(
             f"{name}: has {benchmark.num_classes} classes, and the model tells {width} apart; "
             "choose another suite"
         )
     means, stds = (", ".join(f"{value:g}" for value in values) for values in (mean, std))
-    return f"{size} px, mean {means}, std {stds}, as {'the model' if about else 'the suite'} has it"
+    owner = "model" if about else "suite"
+    return f"{size} px, with the {owner}'s mean {means} and std {stds}"
 
 
 def _check_context(model: Any, config: Any, name: str) -> None:

@@ -59,7 +59,7 @@ class Further(Reading, total=False):
         goal: What the accuracy (images) or probability (text) on forget data should come to, in
             percent.
         audits: ``relearn`` measures how soon fine-tuning brings the forgotten samples back.
-        anyway: Go on where the model is wrong on most images of a part.
+        anyway: Go on where the model is right on too few images of a part.
         threads: Torch threads; else they are left as they are.
         progress: Called with step, steps in all and loss after every step.
         plugins: Python files that register methods.

@@ -85,7 +85,7 @@ class Order:
     anyway: Annotated[
         bool,
         typer.Option(
-            "--anyway", help="Continue although the model is wrong on most images of a folder."
+            "--anyway", help="Continue although the model is right on too few images of a folder."
         ),
     ] = False
     goal: Annotated[

@@ -213,24 +213,22 @@ def execute(
         return execute(suite, runtime, executor, watching)
     failed = {key: text for done in work for key, text in done.failed.items()}
     if processes.is_main():
-        _compare_listing(suite, runtime, ran=not failed and any(done.executed for done in work))
+        _compare_listing(suite, runtime)
     return board, {key: with_mends(suite, text) for key, text in failed.items()}
 
 
-def _compare_listing(suite: ResolvedSuite, runtime: Runtime, *, ran: bool) -> None:
-    """Warns where the files of the data changed and no stage ran, which would have compared them.
-
-    ``ran``: stages ran, and so found the content that the suite was made on.
-    """
+def _compare_listing(suite: ResolvedSuite, runtime: Runtime) -> None:
+    """Warns where the files of the data are not as they were at the first run of the suite."""
     listing = BENCHMARKS[suite.spec.benchmark].listing(suite.protocol, runtime)
     path = runtime.store / "suites" / suite.name / LISTING
-    if listing and (ran or not path.is_file()):
+    if listing and not path.is_file():
         write_text(path, listing)
     elif listing and path.read_text(encoding="utf-8") != listing:
         logger.warning(
-            "%s: names, sizes or times of its images changed after this table was made; if the "
-            "images did, take another --store",
+            "%s: names, sizes or times of its images changed since its first run; if the images "
+            "did, take another --store, and if not, remove %s",
             suite.name,
+            path,
         )
 
 

@@ -29,9 +29,10 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS, load_plugins
 from stable_forgetting.common.methods.base import over as over_earlier
 
+LAMBDAS = ("lam", "forget_weight")
 AXES = {
     **dict.fromkeys(("steps", "epochs", "amount"), "steps"),
-    **dict.fromkeys(("lam", "forget_weight"), "lambdas"),
+    **dict.fromkeys(LAMBDAS, "lambdas"),
     "lr": "lrs",
 }
 """What a default or a budget may not set beside a grid -> the grid's own key."""
@@ -50,6 +51,7 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str
     over = apply_overrides({}, overrides)
     if "plugins" in over:
         _texts(over, "plugins", "--set")
+    _check_axes(data, over, "--set")
     data = join(data, over, "--set")
     try:
         load_plugins(data.get("plugins", ()), installed=False)
@@ -130,6 +132,7 @@ class _File:
         bases = [self._extended(name) for name in names]
         own = {key: value for key, value in self._placed(mapping).items() if key != "extends"}
         base = reduce(lambda base, over: _beside(base, over, str(self.path)), bases, shared or {})
+        _check_axes(base, own, str(self.path))
         return join(base, own, str(self.path))
 
     def _extended(self, name: str) -> dict[str, Any]:
@@ -167,7 +170,6 @@ def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[
     a removed row goes with it: comparisons and grids.
     """
     inherited, rows = _rows(base), _rows(over)
-    _check_axes(base, over, origin)
     gone = {label for label, row in rows.items() if row is None and label in inherited}
     if gone:
         base = without(base, gone)
@@ -189,24 +191,34 @@ def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[
 
 
 def _check_axes(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> None:
-    """Refuses defaults that a grid would replace; those that were there before it may stay."""
-    if not base or over.get("grid", base.get("grid")) is None:
+    """Refuses defaults that a grid would replace; those that were there before it may stay.
+
+    Lambda may be given where every row has an axis of its own.
+    """
+    grid = over.get("grid", base.get("grid"))
+    if not base or grid is None:
         return
+    of_rows = (grid.get("rows") if isinstance(grid, Mapping) else None) or {}
+    rows = {**_rows(base), **_rows(over)}
+    swept = [label for label, row in rows.items() if not _kept(label, row)]
+    others = all("axis" in (of_rows.get(label) or {}) for label in swept)
+    others = others and not any(of_rows[label]["axis"] in LAMBDAS for label in swept)
+    axes = {key: own for key, own in AXES.items() if not (others and key in LAMBDAS)}
     given = {"defaults": over.get("defaults"), "budget": over.get("budget")}
     if isinstance(of := over.get("defaults_of"), Mapping):
         given |= {f"defaults_of.{kind}": params for kind, params in of.items()}
     mappings = {part: values for part, values in given.items() if isinstance(values, Mapping)}
     for part, values in mappings.items():
-        for key in AXES:
+        for key, of_grid in axes.items():
             if values.get(key) is not None:
                 raise ConfigError(
-                    f"{origin}: {part}.{key} is an axis of the grid; write grid.{AXES[key]}"
+                    f"{origin}: {part}.{key} is an axis of the grid; write grid.{of_grid}"
                 )
 
 
 def _beside(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """:func:`join` of two that one file extends: a row that both merely name stays."""
-    named = {label for label, row in _rows(base).items() if row is None}
+    """:func:`join` of two that one file extends: a row that the second merely names stays."""
+    named = _rows(base)
     rows = {k: row for k, row in _rows(over).items() if row is not None or k not in named}
     return join(base, {**over, "methods": rows} if "methods" in over else over, origin)
 

@@ -65,7 +65,7 @@ def make_deterministic(threads: int | None = None) -> None:
 
 @contextlib.contextmanager
 def torch_as_it_was() -> Iterator[None]:
-    """What :func:`make_deterministic` sets inside is as before afterwards, but the environment."""
+    """Puts back afterwards what :func:`make_deterministic` sets inside; the environment stays."""
     import torch
     from torch.utils import deterministic
 

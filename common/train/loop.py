@@ -301,9 +301,11 @@ class TrainingRun:
 def remembered(items: Iterable[Stateful]) -> Iterator[None]:
     """Puts the items' states back afterwards."""
     states = [(item, item.state()) for item in items]
-    yield
-    for item, state in states:
-        item.load_state(state)
+    try:
+        yield
+    finally:
+        for item, state in states:
+            item.load_state(state)
 
 
 def reached(

@@ -74,19 +74,6 @@ class TextDataConfig(Strict):
         own = {name: value for name, value in handler(self).items() if name not in same}
         return {**self.absent, **own}
 
-    def check_window(self, context: int | None) -> None:
-        """Refuses a limit beyond the model's window; the default may stand, as no text may need it.
-
-        Raises:
-            ValueError: The limit was chosen, and the window is shorter.
-        """
-        chosen = self.max_length != type(self).model_fields["max_length"].default
-        if context is not None and chosen and self.max_length > context:
-            raise ValueError(
-                f"data.max_length: {self.max_length} tokens are more than model.context {context}; "
-                "lower it, or raise model.context"
-            )
-
     @abstractmethod
     def read(self, data_root: Path | None) -> Corpus:
         """All items.

@@ -302,7 +302,7 @@ def test_a_suite_reads_images_as_a_timm_model_does(pictures):
     made = evaluate(model, "image_classification", **suite)
     assert made.metrics["ra"] > 70
     half = "0.5, 0.5, 0.5"
-    assert made.notes["images"] == f"32 px, mean {half}, std {half}, as the model has it"
+    assert made.notes["images"] == f"32 px, with the model's mean {half} and std {half}"
     assert made.metrics == evaluate(root / "model", "image_classification", **suite).metrics
     with pytest.raises(ConfigError, match=r"has 4 classes, and the model tells 7 apart"):
         evaluate(timm.create_model("test_resnet", num_classes=7), "image_classification", **suite)

@@ -401,9 +401,9 @@ def test_a_finished_table_says_that_its_images_changed(tmp_path, cli, tiny_suite
     path, root = shapes_suite(tmp_path, tiny_suite), image_folder(tmp_path / "data", 0)
     args = ("run", path, "--store", tmp_path / "store", "--workers", 1, "--data-root", root)
     for _ in range(2):
-        assert cli(*args).code == 0 and "changed after this table" not in caplog.text
+        assert cli(*args).code == 0 and "changed since its first run" not in caplog.text
     shutil.copy(root / "shapes/class0/0.png", root / "shapes/class0/again.png")
-    assert cli(*args).code == 0 and "changed after this table was made" in caplog.text
+    assert cli(*args).code == 0 and "changed since its first run" in caplog.text
 
 
 def test_changed_data_is_one_clear_error(tmp_path, cli, tiny_suite, one_line_error, nothing_half):

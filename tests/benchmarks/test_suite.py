@@ -165,8 +165,8 @@ def test_files_of_a_list_are_joined_as_a_file_with_what_it_extends(tmp_path):
     assert read_file(path) == {
         "plugins": [str(tmp_path / name) for name in ("a.py", "b.py")],
         "defaults": {"epochs": None, "steps": 30},
-        "methods": {"original": None, "gd": None},
-    }
+        "methods": {"original": None, "gd_lora": {"params": {"lam": 2}}, "gd": None},
+    }  # a null row of a part is its plain row, and removes none of another part
 
 
 def test_a_file_that_many_extend_is_read_once(tmp_path):

@@ -368,6 +368,15 @@ def test_a_default_that_a_grid_would_not_heed_is_refused(tiny_sweep, override, w
     assert load_suite(path, ["defaults={schedule: cosine, steps: null}"])
 
 
+def test_lambda_may_be_given_beside_a_row_with_an_axis_of_its_own(tiny_sweep):
+    rows = {"gd_ball": {"axis": "adapter.c", "lambdas": [0.5]}}
+    top = {"methods": {"gd_ball": None}, "compare": [], "defaults": {"lam": 0.5}}
+    path = str(tiny_sweep(top, rows=rows))
+    assert load_suite(path, ["defaults.lam=0.3"])
+    with pytest.raises(ConfigError, match=r"write grid\.lrs"):
+        load_suite(path, ["defaults.lr=0.3"])
+
+
 def test_a_sweep_is_judged_beside_retrain(tiny_suite, cli, one_line_error):
     path = tiny_suite(suite="alone", methods={"gd_lora": None}, grid={"lambdas": [1]})
     assert "0 rows of method retrain; every gap is to it" in one_line_error(cli("plan", path))

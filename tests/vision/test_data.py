@@ -18,6 +18,7 @@ from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.vision.config import DataConfig
 from stable_forgetting.vision.data import readers
 from stable_forgetting.vision.data.augment import crop_flip
+from stable_forgetting.vision.data.folders import listing_digest
 from stable_forgetting.vision.data.source import load_source
 
 GREY = {"mean": (0.3,), "std": (0.35,)}
@@ -244,6 +245,22 @@ def test_folder_with_and_without_a_test_part(tmp_path):
         assert sizes == ([6, 2, 4] if config.folder == "pets" else [10, 2, 4])
         assert source.fetch(torch.arange(3)).inputs["x"].shape == (3, 3, 12, 12)
         assert source.class_names == ("cat", "dog")
+
+
+def test_a_listing_is_of_the_files_that_are_read(tmp_path):
+    """Of linked folders too, of any name that a disk may hold, and of no hidden file."""
+    image_folder(tmp_path / "pets")
+    elsewhere = tmp_path / "pets" / "linked"
+    image_folder(tmp_path / "others")
+    elsewhere.symlink_to(next((tmp_path / "others").iterdir()))
+    found = [listing_digest(tmp_path / "pets")]
+    (tmp_path / "pets" / ".hidden").write_text("x")
+    assert listing_digest(tmp_path / "pets") == found[0]
+    file = next(elsewhere.iterdir())
+    for name in (b"a.png", b"\xff.png"):
+        Path(os.fsdecode(os.path.join(os.fsencode(elsewhere), name))).write_bytes(file.read_bytes())
+        found.append(listing_digest(tmp_path / "pets"))
+    assert len({*found}) == 3
 
 
 def test_a_folder_that_changed_is_read_anew(tmp_path):

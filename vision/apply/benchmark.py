@@ -194,7 +194,7 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
         }
 
     def doubt(self, before: Mapping[str, Any]) -> str:
-        """Wrong on most images: the class folders are probably not the model's classes."""
+        """Right on too few images: the class folders are probably not the model's classes."""
         right = {part: before[part]["accuracy"] for part in SURE if part in before}
         part = next((part for part, share in right.items() if share < SURE[part]), None)
         if part is None:

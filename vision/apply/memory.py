@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -35,9 +34,9 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def in_float32(model: nn.Module) -> nn.Module:
-    """The model itself, or a copy in float32 of one with tensors in half precision."""
-    half = any(tensor.dtype in HALF for tensor in model.state_dict().values())
-    return copy.deepcopy(model).float() if half else model
+    """The model itself, or a copy whose tensors in half precision are float32."""
+    names = [n for n, tensor in model.state_dict().items() if tensor.dtype in HALF]
+    return in_types(model, dict.fromkeys(names, torch.float32))
 
 
 @dataclass(frozen=True)
@@ -225,13 +224,16 @@ def tensor_source(
     return source, parts
 
 
-def width_of(model: nn.Module, image: torch.Tensor, where: str) -> int:
+def width_of(
+    model: nn.Module, image: torch.Tensor, where: str, mend: str = "give images of its size"
+) -> int:
     """Width of the logits that a model gives for an image.
 
     Args:
         model: A classifier in eval mode.
         image: (C, H, W).
         where: Whose image it is, for messages.
+        mend: What to do where the model does not take the image.
 
     Raises:
         DataError: The model does not take these images, or gives no row of logits.
@@ -244,7 +246,7 @@ def width_of(model: nn.Module, image: torch.Tensor, where: str) -> int:
         text = " ".join(str(error).split())[:160]
         size = " x ".join(map(str, image.shape))
         raise DataError(
-            f"{where}: the model does not take its images, {size} ({text}); give images of its size"
+            f"{where}: the model does not take its images, {size} ({text}); {mend}"
         ) from None
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
         raise DataError("the model gives no logits (N, classes); wrap it in a module that does")

@@ -43,40 +43,46 @@ def class_files(root: Path, role: str) -> dict[str, list[Path]]:
 
 
 def _files_below(folder: Path, role: str) -> list[Path]:
+    files = _visible(folder)
+    for file in files:
+        if file.suffix.lower() not in IMAGES or not file.is_file():
+            raise DataError(
+                f"{role}: {file}: not an image file; move it away, so that nothing "
+                "is left out unseen"
+            )
+    return files
+
+
+def _visible(folder: Path) -> list[Path]:
+    """All files below a folder but hidden ones and the system's; links are followed."""
     files: list[tuple[str, str]] = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if name.startswith(".") or name.lower() in OF_THE_SYSTEM:
-                continue
-            file = Path(parent, name)
-            if file.suffix.lower() not in IMAGES or not file.is_file():
-                raise DataError(
-                    f"{role}: {file}: not an image file; move it away, so that nothing "
-                    "is left out unseen"
-                )
-            files.append((parent, name))
+        own = (n for n in names if not n.startswith(".") and n.lower() not in OF_THE_SYSTEM)
+        files += [(parent, name) for name in own]
     return [Path(parent, name) for parent, name in sorted(files)]
 
 
 def listing_digest(root: Path) -> str:
-    """SHA-256 of the names, sizes and times of all files below a folder; none is read."""
+    """SHA-256 of the names, sizes and times of the files below a folder; none is read."""
     state = hashlib.sha256()
-    for file in sorted(path for path in root.rglob("*") if path.is_file()):
+    for file in (path for path in _visible(root) if path.is_file()):
         about = file.stat()
-        state.update(f"{file.relative_to(root)}\0{about.st_size} {about.st_mtime_ns}\n".encode())
+        state.update(os.fsencode(file.relative_to(root)))
+        state.update(f"\0{about.st_size} {about.st_mtime_ns}\n".encode())
     return state.hexdigest()
 
 
 def check_distinct(files: Iterable[tuple[Path, str]]) -> None:
-    """Raises where files of different groups hold the same bytes; only those of one size are read.
+    """Refuses files of different groups with the same bytes; only those of one size are read.
 
     Args:
         files: Each with the name of its group.
 
     Raises:
-        DataError: Naming the first pair.
+        DataError: Naming the first pair, and how many files are copies.
     """
+    copies: list[tuple[Path, Path]] = []
     sizes: dict[int, list[tuple[Path, str]]] = defaultdict(list)
     for file, group in files:
         sizes[file.stat().st_size].append((file, group))
@@ -85,4 +91,10 @@ def check_distinct(files: Iterable[tuple[Path, str]]) -> None:
         for file, group in alike if len({group for _, group in alike}) > 1 else ():
             first, owner = owners.setdefault(file_digest(file), (file, group))
             if owner != group:
-                raise DataError(f"{first} and {file} are the same image; remove one of them")
+                copies.append((first, file))
+    if copies:
+        first, file = copies[0]
+        raise DataError(
+            f"{first} and {file} are the same image; remove one of them ({len(copies)} files are "
+            "copies in all)"
+        )

@@ -288,8 +288,9 @@ def _read_folder(config: DataConfig, data_root: Path | None) -> RawData:
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; give the right --data-root or data.folder")
     parts = [part for part in ("train", "test") if (root / part).is_dir()]
-    found = [part for part in _PARTS if any(path.is_dir() for path in (root / part).glob("*"))]
-    if len(parts) < 2 and found:
+    classes = {path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."}
+    found = [part for part in _PARTS if any(path.is_dir() for path in (root / part).glob("[!.]*"))]
+    if len(parts) < 2 and found and classes <= {*_PARTS}:
         raise DataError(
             f"{root}: holds {found[0]}/, and needs train/ and test/ with the same class folders; "
             "or give the folder of the classes alone, with data.test_images"

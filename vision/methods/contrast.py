@@ -89,6 +89,11 @@ class Contrasted:
         self.weight, self.temperature = weight, temperature
 
     @property
+    def moves_weights(self) -> bool:
+        """Whether the objective does."""
+        return getattr(self.objective, "moves_weights", False)
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Those of the objective, and the views."""
         return (*(self.objective.parts if self.objective else ()), VIEWS)

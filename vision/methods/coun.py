@@ -125,7 +125,9 @@ class WithContrast(UnlearningMethod):
     @classmethod
     def access_of(cls, config: Any) -> frozenset[str]:
         """The base's, and retain."""
-        return METHODS[config.base].info.access | {"retain"}
+        base = METHODS[config.base]
+        own = validate(base.Config, config.resolved, config.base)
+        return base.access_of(own) | {"retain"}
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Runs the base on a task whose every fit has the term added."""

@@ -173,7 +173,7 @@ class Rewind:
         width = len(self._tensors())
         device = self._tensors()[0].device
         self.copies = [
-            [state[f"{place}-{k}"].to(device).clone() for k in range(width)]
+            [state[f"{place}-{k}"].to(device) for k in range(width)]  # never written in place
             for place in range(len(self.errors))
         ]
 
