@@ -246,11 +246,11 @@ def js(path: str, row: str) -> str:
 
 
 def per_image_from_scratch() -> tuple:
-    """Mean JS divergence to Retrain of five rows, each near the floor or 5 % above it."""
+    """Mean JS divergence to Retrain of five rows: two below the floor, the floor, two above it."""
     near, far = ("random_label", "finetune"), ("gd_ul_tanh_tight", "gd_ul")  # the two nearest
     path = "lethevit-cifar10-small/LEADERBOARD.md"
     found = [cell(path, "", row, "JS_f ↓") for row in (*near, "retrain (second)", *far)]
-    assert max(found[:2]) < 1.02 * found[2] and min(found[3:]) > 1.05 * found[2]
+    assert max(found[:2]) < found[2] < min(found[3:])
     rows = sorted(methods("lethevit-cifar10-small"), key=lambda row: row["derived"]["ag"]["mean"])
     assert {row["row"] for row in rows[:2]} == {*far}
     return tuple(f"{value:.3f}".lstrip("0") for value in found)
@@ -453,8 +453,9 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "and {}, a second Retrain {})",
      lambda: tuple(f"{distance('lethevit-cifar10-small', row):.1f}"
                    for row in ("gd_ul_tanh_tight", "gd_ul", "retrain (second)"))),
-    (FINDINGS, "Per image random labels (JS divergence {}) and fine-tuning ({}) are as near as a "
-               "second Retrain ({}), and these two are not ({} and {}).", per_image_from_scratch),
+    (FINDINGS, "Per image the means of random labels (JS divergence {}) and fine-tuning ({}) are "
+               "below a second Retrain's ({}), those of these two above it ({} and {}).",
+     per_image_from_scratch),
     (FINDINGS, "Every row differs from Retrain on a random tenth after a pretraining "
                "({} rows, n = 5), on TOFU ({} rows",
      lambda: (words("cifar10-transfer").count("different"),
