@@ -123,6 +123,8 @@ def test_samples_can_be_sorted_and_models_chosen(sample_page, visit, width, sche
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert contrast(page, "document.querySelector('article b')") > 4.5
     assert page.locator("article h3").first.text_content() == "#0"
+    line, answer = page.locator("article li").first, page.locator("article li span").first
+    assert answer.bounding_box()["width"] > 0.9 * line.bounding_box()["width"]
     page.select_option("select", "npo")
     known = page.evaluate("[...document.querySelectorAll('li[data-who=npo]')].map((e) => Number(e.dataset.known))")  # fmt: skip # noqa: E501
     assert len(known) == 100 and known == sorted(known, reverse=True)

@@ -300,7 +300,7 @@ def part_losses(model: nn.Module, parts: dict[str, tuple[Tensor, Tensor]]) -> di
 def write_report(lines: Sequence[dict[str, Any]], out: Path) -> None:
     """``width.md`` and ``width.svg`` of all measured cells: a line per cell, a panel per family."""
     heads = ["model", "width", "depth", "optimizer", "adapter", "trained for", "seed"]
-    heads += ["largest", "past 0.5", "past pi/2", "forget loss", "retain loss"]
+    heads += ["largest", "past 0.5", "past pi/2", "forget loss", "retain loss", "device"]
     ordered = sorted(lines, key=lambda line: [str(line[n]).zfill(5) for n in FIELDS])
     rows = [_row(line) for line in ordered]
     text = (
@@ -330,6 +330,7 @@ def _row(line: dict[str, Any]) -> list[str]:
         f"{max(line['largest']):.3f}",
         *(f"{100 * max(line[name]):.2f} %" for name in ("past_half", "past_peak")),
         *losses,
+        line["device"],
     ]
 
 
