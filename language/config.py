@@ -34,7 +34,7 @@ class CausalModelConfig(Strict):
         name: ``tiny``, a hub id such as ``microsoft/phi-1_5``, or a folder with config.json and
             safetensors, or of a PEFT adapter, which is merged into its model.  Pickled weights and
             remote code are never loaded.
-        revision: Commit or tag of a hub id.
+        revision: Commit or tag of the hub id ``name``.
         kind: Family of a tiny model: ``gpt_neo``, ``phi``, ``llama``, or another that has one in
             :data:`language.models.families.FAMILIES`.  Embeddings are tied.
         dim: Hidden width of a tiny model.

@@ -15,6 +15,8 @@ The model, after Kaplan et al. (arXiv 2001.08361) and Korthikanti et al. (arXiv 
   under autocast to bfloat16 its copy, 2 more; moments of 8 bits take 2 bytes, paged ones none;
 - activations are 34 bytes per position, width and block in bfloat16; recomputed ones 2, and one
   block's 34.  Logits are 10 bytes per position and entry: float32, its softmax, two bytes each way;
+- FILA's pass holds of each adapted weight a gradient and one Fisher in float32 on the card, another
+  in main memory, and recomputes nothing; a row holds the more of that and of its training;
 - greedy decoding reads all weights once per step.
 
 What is not in it: frozen copies of a model (KL, NPO, DPO, distillation), passes of methods without
@@ -57,7 +59,7 @@ MOMENTS = {"adamw_8bit": 2, "paged_adamw_32bit": 0, "paged_adamw_8bit": 0}
 """Bytes on the card of AdamW's two moments per parameter, where they are not 8."""
 PAGED = {"paged_adamw_32bit": 8, "paged_adamw_8bit": 2}
 """Those that may lie in main memory."""
-ACTIVATION, KEPT, LOGIT, COPY = 34, 2, 10, 2
+ACTIVATION, KEPT, LOGIT, COPY, FISHER = 34, 2, 10, 2, 4
 """Bytes of the model above."""
 
 
@@ -74,7 +76,7 @@ class Estimate:
         runs: Trainings, trials included.
         stored: Bytes on disk of one run's weights.
         read: Bytes of main memory while the weights that it starts from are read, and of moments
-            that are paged there.
+            that are paged there, or of a Fisher that waits there.
     """
 
     row: str
@@ -176,6 +178,8 @@ def _line(label: str, config: Any, work: Workload, parts: Mapping[str, int], run
     read = weights_bytes(work)
     stored = trained * FACTOR_BYTES if layers else read * (config is not None)
     read += trained * PAGED.get(fit.optimizer, 0) if fit else 0
+    if getattr(config, "fila", None):
+        read = max(read, FISHER * sum(k * d for k, d in layers.values()))
     return Estimate(label, steps, positions, trained, memory, seconds / 3600, runs, stored, read)
 
 
@@ -260,7 +264,19 @@ def _memory(
     if work.checkpointing:
         blocks = KEPT * sizes.depth + ACTIVATION
     wide = 1 if autocast else 2
-    return frozen + states + positions * (wide * sizes.width * blocks + LOGIT * sizes.outputs)
+    held = frozen + states + positions * (wide * sizes.width * blocks + LOGIT * sizes.outputs)
+    return max(held, _fisher_pass(work, config, layers))
+
+
+def _fisher_pass(work: Workload, config: Any, layers: Mapping[str, tuple[int, int]]) -> float:
+    """Bytes while FILA looks for the start of adapters; 0 without it."""
+    fila = getattr(config, "fila", None)
+    if fila is None:
+        return 0.0
+    sizes, wide = work.sizes, 2 if work.half else 4
+    of_layers = sum(k * d for k, d in layers.values()) * (wide + FISHER)
+    position = wide / 2 * sizes.width * ACTIVATION * sizes.depth + LOGIT * sizes.outputs
+    return weights_bytes(work) + of_layers + fila.batch_size * work.longest * position
 
 
 def _runs(suite: ResolvedSuite, row: ResolvedRow) -> int:
@@ -310,8 +326,8 @@ def estimate_sections(lines: Sequence[Estimate]) -> list[Section]:
     places = (
         f"Stored weights: {disk / 1e9:,.0f} GB in all (the column disk, in GB), and up to"
         f" {growing / 1e9:,.1f} GB for the checkpoint of each training under way.  Main memory:"
-        f" {max(line.read for line in lines) / 1e9:,.1f} GB per process while weights are read,"
-        " beside Python and data."
+        f" {max(line.read for line in lines) / 1e9:,.1f} GB per process while weights are read"
+        " or a Fisher waits, beside Python and data."
     )
     title = f"On {CARD.name}: {total_hours(lines):,.1f} hours in all, one run after the other"
     return [Section(title, (text, places), table(heads, rows))]

@@ -70,8 +70,13 @@ def _no_init() -> AbstractContextManager[Any]:
 
 
 def load_published(config: CausalModelConfig, name: str, vocab_size: int) -> Any:
-    """A published Original or Retrain (id or folder) in the settings of ``config``."""
-    return _prepared(_load(config, name), config, vocab_size)
+    """A published Original or Retrain (id or folder) in the settings of ``config``.
+
+    ``config.revision`` is a commit of ``config.name``: of another repository the newest is read.
+    """
+    origin = base_of(Path(name)) if is_adapter(name) else name
+    own = config if origin == config.name else config.model_copy(update={"revision": None})
+    return _prepared(_load(own, name), config, vocab_size)
 
 
 def claimed_training(folder: Path) -> str | None:

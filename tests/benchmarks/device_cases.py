@@ -12,6 +12,7 @@ from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.checks.methods import _short_config
 from stable_forgetting.common.checks.tiny_task import VectorSource, problem_of
 from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.methods.tools import fila
 from stable_forgetting.common.methods.variants import ROWS as VARIANTS
 from stable_forgetting.vision.data.source import ImageSource
 
@@ -92,6 +93,21 @@ def test_no_method_mixes_devices(name):
     unlearned = cls(_short_config(name, cls, {})).unlearn(task)
     assert {parameter.device.type for parameter in unlearned.parameters()} == {NAME}
     assert problem.outputs(unlearned).device.type == NAME
+
+
+def test_one_fisher_of_two_lies_on_the_device(monkeypatch):
+    """Both together are four times a model in bfloat16, beside it and its gradient."""
+    whole, made = fila.fisher_information, []
+
+    def seen(*args):
+        assert all(total.device.type == "cpu" for fisher in made for total in fisher.sums.values())
+        made.append(whole(*args))
+        assert {total.device.type for total in made[-1].sums.values()} == {NAME}
+        return made[-1]
+
+    monkeypatch.setattr(fila, "fisher_information", seen)
+    test_no_method_mixes_devices("loku")
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("make", ["tiny_suite", "tiny_text_suite"])

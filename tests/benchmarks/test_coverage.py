@@ -117,6 +117,18 @@ def test_an_estimate_by_hand(monkeypatch):
     assert again["gd"].hours > 1.8 * gd.hours
 
 
+def test_fila_is_counted_with_the_pass_that_it_starts_from():
+    """Its adapters are small, and its Fisher has as many entries as all linear layers."""
+    rows = {label: 32 * 4 * (4 * 8192 + 3 * 15104) for label in ("loku", "ihl_lora")}
+    suite = load_suite("tofu-llama2-7b-forget10", only=[*rows])
+    loku, plain = (next(e for e in estimates(suite) if e.row == row) for row in rows)
+    assert (loku.trained, plain.trained) == (rows["loku"], rows["ihl_lora"])
+    weights = 32 * (4 * 4096**2 + 3 * 4096 * 11008)  # of the blocks
+    pass_ = 2 * 6_738_415_616 + (2 + 4) * weights
+    assert pass_ < loku.memory < 1.05 * pass_ and plain.memory < 17e9
+    assert loku.read == 4 * weights, "of forget, while retain's is taken"
+
+
 def test_disk_and_main_memory_by_hand(cli):
     """Every whole model stays, 13.5 GB of bfloat16; a published one is not stored again."""
     size = 2 * 6_738_415_616 / 1e9
@@ -127,7 +139,7 @@ def test_disk_and_main_memory_by_hand(cli):
     muse = {line.row: line.stored for line in estimates(load_suite("muse-news-llama2-7b"))}
     assert muse["original"] == muse["retrain"] == 0 < muse["gd"]
     shown = " ".join(cli("plan", "tofu-llama2-7b-forget10").out.split())
-    assert "Stored weights: 771 GB in all" in shown and "Main memory: 13.5 GB" in shown
+    assert "Stored weights: 771 GB in all" in shown and "Main memory: 25.9 GB" in shown
     assert "80.9 GB for the checkpoint" in shown, "weights and both moments, in float32"
     assert "On A100, 80 GB" in shown and "Derived from sizes, not measured" in shown
     assert "A100" not in cli("plan", "digits-class", "--only", "gd").out

@@ -113,6 +113,20 @@ def test_every_row_that_reads_retain_data_has_the_suite_s_budget_or_is_marked(na
     assert any(row.budget == "suite" for row in suite.rows)
 
 
+def low_precision(name):
+    """Whether a built-in suite's weights have fewer bits than float32."""
+    model = read_suite(name)[1].get("protocol", {}).get("model", {})
+    return model.get("dtype", "float32") != "float32"
+
+
+@pytest.mark.parametrize("name", [n for n in suite_names() if low_precision(n)])
+def test_adapters_stay_apart_from_weights_of_low_precision(name, built_in):
+    """Added to a bfloat16 weight, an update below half its last place is lost."""
+    adapters = {row.label: getattr(row.config, "adapter", None) for row in built_in(name).rows}
+    own = {label: given.mode for label, given in adapters.items() if given and not given.peft}
+    assert own and set(own.values()) == {"split"}
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_full_tofu_suites_run_tofu_s_protocol(name, built_in):
     """Literal lines, from the paper (5e-5, alpha 16 on MLPs) and LoKU's run_forget.sh."""

@@ -21,6 +21,7 @@ from stable_forgetting.common.protocol.probe import make_probe
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
+from stable_forgetting.language.models import build as building
 from stable_forgetting.language.models import families
 from stable_forgetting.language.models.backbone import causal_forward, last_layers
 from stable_forgetting.language.models.build import blank_model, build_model, load_published
@@ -324,6 +325,24 @@ def test_a_folder_of_safetensors_comes_back_bit_for_bit(kind, tmp_path, source):
         assert torch.equal(causal_forward(blank.eval(), batch), causal_forward(model.eval(), batch))
     with pytest.raises(ConfigError, match="400 embeddings for a tokenizer of 401"):
         build_model(CausalModelConfig(name=str(tmp_path)), 401, 0)
+
+
+def test_a_revision_is_of_one_repository(tmp_path, monkeypatch):
+    """A published Original lies in another one, which has no such commit."""
+    given, other = str(tmp_path / "given"), str(tmp_path / "other")
+    for folder in (given, other):
+        build().save_pretrained(folder)
+    asked, fetch = {}, building.fetch_config
+
+    def asking(name, revision):
+        asked[name] = revision
+        return fetch(name, revision)
+
+    monkeypatch.setattr(building, "fetch_config", asking)
+    pinned = CausalModelConfig(name=given, revision="v2")
+    for folder in (given, other):
+        load_published(pinned, folder, 400)
+    assert asked == {given: "v2", other: None}
 
 
 @each_kind

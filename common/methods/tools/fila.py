@@ -54,9 +54,14 @@ class Fisher:
     def add(self, gradients: Mapping[str, Tensor], positions: int) -> None:
         """One batch with ``positions`` labelled positions."""
         for name, gradient in gradients.items():
-            squared = wide(gradient).square() * positions
-            self.sums[name] = self.sums[name] + squared if name in self.sums else squared
+            squared = wide(gradient).square().mul_(positions)
+            self.sums[name] = self.sums[name].add_(squared) if name in self.sums else squared
         self.count += positions
+
+    def park(self) -> None:
+        """Moves the sums to main memory: two of them are four times a model in bfloat16."""
+        for name, total in self.sums.items():
+            self.sums[name] = total.cpu()
 
     def __getitem__(self, name: str) -> Tensor:
         """(k, d) mean over positions."""
@@ -174,9 +179,12 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
     for part, loader in pair.items():
         batches = [loader.next() for _ in range(pair["forget"].batches_per_epoch)]
         fishers[part] = fisher_information(task.model, names, task.forward, batches)
+        if part == "forget":
+            fishers[part].park()  # a card holds one of them beside the model and its gradient
     for name, layer in layers.items():
         key = f"{name}.weight"
-        rows = row_weights(fishers["forget"][key], fishers["retain"][key], config.eps)
+        forget, retain = fishers["forget"][key], fishers["retain"][key]
+        rows = row_weights(forget.to(retain.device), retain, config.eps)
         if not bool(rows.any()):
             continue  # nothing that forget needs: the usual start
         if config.compat == "loku":
