@@ -148,6 +148,21 @@ def test_samples_that_do_not_fit_are_said_in_one_line(pictures, given, error, wo
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+class WithAuxiliaryHead(torch.nn.Linear):
+    """Two classes of images of one pixel; in training it gives the logits twice."""
+
+    def forward(self, images):
+        logits = super().forward(images.flatten(1))
+        return (logits, logits) if self.training else logits
+
+
+def test_a_model_that_gives_no_logits_in_training_is_refused_in_one_line():
+    samples = [(torch.full((1, 1, 1), float(number)), number % 2) for number in range(6)]
+    given = samples[::2], samples[1::2], "gd"
+    with pytest.raises(CheckpointError, match=r"in training the model gives a tuple .*auxiliary"):
+        forget(WithAuxiliaryHead(1, 2), *given, params={"steps": 1}, anyway=True)
+
+
 def test_folders_and_data_sets_are_not_mixed(pictures):
     root, _ = pictures
     with pytest.raises(DataError, match="folders and others in memory; give all in one form"):
