@@ -19,7 +19,10 @@ What a plugin needs is imported from here alone; each name is loaded when it is 
   ``Scores``, ``MetricSpec``; rules ``GapRule`` (of each ``Axis``) or ``GoalRule`` of
   ``RetrainGoal``, ``MeasuredGoal``, ``ConstantGoal``; a ``TargetRule`` of trials; a ``RuleSet`` of
   ``Criterion``.
-* Probes and audits: ``PROBES``, ``Probe``, ``ProbeTable``; ``Audit``, ``AuditInfo``.
+* Probes: ``PROBES``, ``Probe``, ``ProbeTable``.
+* Audits, which are attacks too: ``Audit`` with ``AuditInfo``; a ``PairAudit`` compares stored
+  scores, a ``ModelAudit`` gets an ``AuditTask``.  Both return ``Measure``s, or raise
+  ``NotApplicable``.
 * Errors: ``UserError`` and its kinds ``ConfigError``, ``DataError``, ``AccessError``; ``Diverged``.
 """
 

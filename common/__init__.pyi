@@ -3,6 +3,11 @@
 from .audits import AUDITS as AUDITS
 from .audits.base import Audit as Audit
 from .audits.base import AuditInfo as AuditInfo
+from .audits.base import AuditTask as AuditTask
+from .audits.base import Measure as Measure
+from .audits.base import ModelAudit as ModelAudit
+from .audits.base import NotApplicable as NotApplicable
+from .audits.base import PairAudit as PairAudit
 from .base.config import Strict as Strict
 from .base.errors import AccessError as AccessError
 from .base.errors import ConfigError as ConfigError

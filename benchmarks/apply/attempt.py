@@ -300,7 +300,7 @@ class Run:
             ) from None
         doubt = self.benchmark.doubt(before)
         if doubt and not self.application.anyway:
-            raise DataError(f"{doubt} If they are as they should be, add --anyway.")
+            raise DataError(f"{doubt} If they are as they should be, add --anyway (anyway=True).")
         return before
 
     def _diverged(self, statement: dict[str, Any], detail: str) -> Result:

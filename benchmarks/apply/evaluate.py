@@ -15,7 +15,7 @@ from stable_forgetting.benchmarks.report.cells import MISSING, number
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import close_to, is_file, suite_names
-from stable_forgetting.common.base.config import apply_overrides, canonical, merge, validate
+from stable_forgetting.common.base.config import apply_overrides, canonical, listed, merge, validate
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, load_plugins
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
@@ -136,10 +136,10 @@ def evaluate(
         >>> list(measured.metrics)
         ['perplexity.mine']
     """
-    load_plugins(plugins)
+    load_plugins(listed(plugins))
     root = None if data_root is None else Path(data_root)
     given, place = read_given(model, tokenizer), device or place_of(model)
-    overrides = settings if isinstance(settings, Mapping) else apply_overrides({}, settings)
+    overrides = settings if isinstance(settings, Mapping) else apply_overrides({}, listed(settings))
     with left_as_it_is(model):
         if benchmark in PROBES:
             probe = text_probe(make_probe(benchmark, overrides, benchmark))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.benchmarks.apply.work import apply
+from stable_forgetting.common.base.config import listed
 from stable_forgetting.common.base.registry import load_plugins
 from stable_forgetting.common.base.seeding import torch_as_it_was
 from stable_forgetting.common.protocol.given import Application
@@ -119,14 +120,14 @@ def forget(
         >>> result.save("forgotten").name
         'forgotten'
     """
-    progress, plugins = more.pop("progress", None), more.pop("plugins", ())
+    progress, plugins = more.pop("progress", None), listed(more.pop("plugins", ()))
     samples = {"forget": forget, "retain": retain, "test": test}
     application = Application(
         model=_path(model),
         **{role: _path(given) for role, given in samples.items()},
         method=method if isinstance(method, str) else ",".join(method),
         out=None if out is None else Path(out),
-        params=params if isinstance(params, Mapping) else tuple(params),
+        params=params if isinstance(params, Mapping) else tuple(listed(params)),
         seed=seed,
         device=device or place_of(model),
         **_settings(more),
@@ -144,7 +145,8 @@ def _settings(more: Mapping[str, Any]) -> dict[str, Any]:
     reading = Reading.__annotations__
     options = {name: v for name, v in more.items() if name in reading and v is not None}
     fields = {name: v for name, v in more.items() if name not in reading}
-    return {"threads": None, **fields, "options": options}
+    audits = tuple(listed(fields.get("audits", ())))
+    return {"threads": None, **fields, "audits": audits, "options": options}
 
 
 def _path(given: Any) -> Any:

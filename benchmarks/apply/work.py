@@ -82,7 +82,7 @@ def check_applicable(application: Application, benchmark: GivenBenchmark) -> Non
         raise ConfigError(
             "goal: some images of retained classes are to be forgotten, and a model that never saw "
             "them would still be right on most; to choose among several methods, give its accuracy "
-            "on unseen images as --goal, such as --goal 85"
+            "on unseen images as --goal, such as --goal 85 (goal=85)"
         )
 
 

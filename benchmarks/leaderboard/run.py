@@ -29,6 +29,7 @@ from stable_forgetting.benchmarks.report.section import Picture
 from stable_forgetting.benchmarks.suite.remembered import remembered, suite_files
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.config import listed
 from stable_forgetting.common.base.errors import Damaged, UserError
 from stable_forgetting.common.base.files import write_text
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, load_plugins
@@ -145,12 +146,12 @@ def run(
         >>> sorted(board.to_frame().index)
         ['gd', 'original', 'retrain']
     """
+    methods, plugins = listed(methods), listed(plugins)
     load_plugins(plugins)
-    store = Path(store).absolute()
-    check_writable(store, "store")
+    check_writable(store := Path(store).absolute(), "store")
     further = {name: None for name in methods if name in METHODS}
     resolved = load_suite(
-        remembered(str(suite), store), settings, seeds=seeds, only=methods, further=further
+        remembered(str(suite), store), listed(settings), seeds=seeds, only=methods, further=further
     )
     runtime = Runtime(
         store=store,

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -282,6 +282,11 @@ def is_whole(model: type[BaseModel], key: str) -> bool:
 def _types_in(annotation: Any) -> set[Any]:
     args = typing.get_args(annotation)
     return set().union(*map(_types_in, args)) if args else {annotation}
+
+
+def listed(given: str | Iterable[str]) -> list[str]:
+    """Texts as a list; a text alone is one of them, and not its letters."""
+    return [given] if isinstance(given, str) else [*given]
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:

@@ -228,8 +228,13 @@ def plugin_code(value: Any) -> list[str]:
 
 def plugin_files() -> tuple[str, ...]:
     """The plugin files that this process has loaded."""
+    return tuple(_loaded_files())
+
+
+def _loaded_files() -> dict[str, str]:
+    """Plugin file -> digest of the source that this process has run."""
     modules = [m for name, m in sys.modules.items() if name.startswith(_FILE_PLUGIN)]
-    return tuple(str(module.__file__) for module in modules)
+    return {str(module.__file__): getattr(module, _DIGEST) for module in modules}
 
 
 def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
@@ -254,7 +259,17 @@ def _load_file(path: Path) -> None:
         raise ConfigError(
             f"--plugin {path}: no such file; give the path of a Python file that is there"
         )
-    if str(path.resolve()) in plugin_files():
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--plugin {path}: {_why(error)}") from error
+    code, loaded = hashlib.sha256(source).hexdigest(), _loaded_files()
+    if (place := str(path.resolve())) in loaded:
+        if loaded[place] != code:
+            raise ConfigError(
+                f"--plugin {path}: was edited after this process had loaded it; start Python, or "
+                "the notebook's kernel, again"
+            )
         return
     name = f"{_FILE_PLUGIN}{path.stem}"
     while name in sys.modules:  # another folder's file of this name keeps its module and its digest
@@ -265,8 +280,7 @@ def _load_file(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        source = path.read_bytes()
-        setattr(module, _DIGEST, hashlib.sha256(source).hexdigest())
+        setattr(module, _DIGEST, code)
         # run from these bytes: Python's own cache misses an edit within one second
         exec(compile(source, spec.origin, "exec"), module.__dict__)  # noqa: S102 - a plugin
     except ConfigError:

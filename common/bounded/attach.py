@@ -111,7 +111,8 @@ def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
         if not _adaptable(modules[name]) or not name:
             raise ConfigError(
                 f"adapter target '{name or '(the whole model)'}' is a {kind}, not an nn.Linear "
-                "or a 1x1 convolution inside the model; choose patterns that match such layers only"
+                "or a 1x1 convolution inside the model; choose patterns that match such layers "
+                "only, or a method without an adapter"
             )
     return [name for name in modules if name in chosen]
 

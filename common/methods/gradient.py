@@ -147,10 +147,11 @@ def adapter_targets(
     of_model = task.family.targets
     patterns = targets or of_model.get(placement, ())
     if not patterns:
-        placements = ", ".join(of_model) or "none"
+        others, layers = ", ".join(of_model), among(task.family.layers)
+        ways = [f"choose another placement ({others})"] if others else []
+        ways += [f"give adapter.targets{layers}", "or choose a method without an adapter"]
         raise ConfigError(
-            f"adapter: this model has no layers for placement: {placement} (known: "
-            f"{placements}); choose another or give targets{among(task.family.layers)}"
+            f"adapter: this model has no layers for placement: {placement}; {', '.join(ways)}"
         )
     return patterns
 

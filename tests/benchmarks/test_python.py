@@ -148,6 +148,44 @@ def test_samples_that_do_not_fit_are_said_in_one_line(pictures, given, error, wo
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+class WithAuxiliaryHead(torch.nn.Linear):
+    """Two classes of images of one pixel; in training it gives the logits twice."""
+
+    def forward(self, images):
+        logits = super().forward(images.flatten(1))
+        return (logits, logits) if self.training else logits
+
+
+def test_a_model_that_gives_no_logits_in_training_is_refused_in_one_line():
+    samples = [(torch.full((1, 1, 1), float(number)), number % 2) for number in range(6)]
+    given = samples[::2], samples[1::2], "gd"
+    with pytest.raises(CheckpointError, match=r"in training the model gives a tuple .*auxiliary"):
+        forget(WithAuxiliaryHead(1, 2), *given, params={"steps": 1}, anyway=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"params": "stepss=1"}, "stepss: unknown key"),
+        ({"plugins": "no.py"}, r"no\.py: no such file"),
+        ({"audits": "nothing"}, "'nothing' is not known"),
+    ],
+)
+def test_a_text_in_the_place_of_a_list_is_one_of_them(given, words):
+    samples = [(torch.zeros(1, 1, 1), 0)]
+    with pytest.raises(ConfigError, match=words):
+        forget(torch.nn.Identity(), samples, samples, "gd", **given)
+
+
+def test_so_it_is_of_a_run_and_an_evaluation(tmp_path):
+    with pytest.raises(ConfigError, match="no row 'nothing'"):
+        run("digits-class", "nothing", store=tmp_path)
+    with pytest.raises(ConfigError, match="nokey: unknown key"):
+        run("digits-class", settings="nokey=1", store=tmp_path)
+    with pytest.raises(ConfigError, match=r"no\.py: no such file"):
+        evaluate(torch.nn.Identity(), "perplexity", plugins="no.py")
+
+
 def test_folders_and_data_sets_are_not_mixed(pictures):
     root, _ = pictures
     with pytest.raises(DataError, match="folders and others in memory; give all in one form"):

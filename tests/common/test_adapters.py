@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ from stable_forgetting.common.bounded.files import (
     load_adapter,
     save_adapter,
 )
-from stable_forgetting.common.methods.gradient import AdaptedConfig
+from stable_forgetting.common.methods.gradient import AdaptedConfig, adapter_targets
 from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
@@ -340,6 +341,20 @@ def test_only_linear_layers_are_adapted(layer, kind):
     text = one_line(error)
     assert "'mlp'" in text and kind in text and "nn.Linear" in text
     assert all(p.requires_grad for p in model.parameters()), "an error must leave the model alone"
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ({}, "mlp; give adapter.targets, or choose a method without an adapter"),
+        ({"attention": ("q",)}, "mlp; choose another placement (attention), give adapter.targets"),
+    ],
+)
+def test_a_model_without_layers_for_a_placement_is_told_what_is_left(targets, words):
+    task = SimpleNamespace(family=SimpleNamespace(targets=targets, layers=()))
+    with pytest.raises(ConfigError) as error:
+        adapter_targets(task, "mlp", None)
+    assert words in one_line(error)
 
 
 def test_a_pattern_without_a_match_names_what_there_is(tiny):

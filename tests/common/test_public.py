@@ -14,6 +14,7 @@ PROMISED = (
     *("METHODS", "BENCHMARKS", "AUDITS", "PHIS", "MethodInfo", "UnlearningMethod", "Objective"),
     *("GradientMethod", "GradientConfig", "Finetune", "gradient_difference", "AdapterConfig"),
     *("attach", "detach", "fit", "Diverged", "ConfigError", "Scores", "MetricSpec", "Benchmark"),
+    *("Audit", "AuditInfo", "AuditTask", "Measure", "ModelAudit", "NotApplicable", "PairAudit"),
 )
 
 

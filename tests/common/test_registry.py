@@ -169,6 +169,18 @@ def test_plugin_files_register_and_load_once_even_under_one_file_name(tmp_path):
     assert codes == [{hashlib.sha256(Path(path).read_bytes()).hexdigest()} for path in paths]
 
 
+def test_an_edited_plugin_is_not_taken_for_the_loaded_one(tmp_path):
+    path = tmp_path / "edited.py"
+    path.write_text(PLUGIN.format(name="plugin_edited"))
+    load_plugins([str(path)], installed=False)
+    text = path.read_text()
+    path.write_text(f"{text}# changed\n")
+    message = complaint(load_plugins, [str(path)], installed=False)
+    assert str(path) in message and "edited" in message and "kernel" in message
+    path.write_text(text)
+    load_plugins([str(path)], installed=False)
+
+
 def test_a_plugin_cannot_take_a_shipped_name(tmp_path):
     path = tmp_path / "thief.py"
     path.write_text(PLUGIN.format(name="gd_sine"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from stable_forgetting.common.base.errors import CheckpointError
 from stable_forgetting.common.protocol.family import ModelFamily
 
 if TYPE_CHECKING:
@@ -142,8 +143,21 @@ class ImageClassifiers(ModelFamily):
         return family_of(self.architecture)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(N, C) logits."""
-        logits: Tensor = model(batch.inputs["x"])
+        """(N, C) logits.
+
+        Raises:
+            CheckpointError: The model gives something else, as one with auxiliary heads does in
+                training.
+        """
+        import torch
+
+        logits = model(batch.inputs["x"])
+        if not isinstance(logits, torch.Tensor):
+            mode = "training" if model.training else "evaluation"
+            raise CheckpointError(
+                f"in {mode} the model gives a {type(logits).__name__} and no logits (N, classes); "
+                "turn its auxiliary heads off, or wrap it in a module that gives logits alone"
+            )
         return logits
 
     def last_layers(self, model: nn.Module) -> LastLayers | None:
