@@ -427,3 +427,16 @@ def test_eu_k_puts_running_statistics_back_too(residual):
         wanted = fresh if name.startswith(("layer4.1.", "fc.")) else before
         assert torch.equal(value, wanted[name]), name
     assert not torch.equal(fresh["layer4.1.bn1.running_var"], before["layer4.1.bn1.running_var"])
+
+
+@pytest.mark.parametrize("name", ["task_vector", "negmerge"])
+def test_extrapolated_weights_keep_originals_running_statistics(residual, name):
+    task = make_task(residual, name)
+    params = {"lr": 1e-3, "epochs": 3, "a": 5.0}
+    model = METHODS[name](resolve_config(name, None, params, origin="test")).unlearn(task)
+    before, weights = residual.original.state_dict(), dict(model.named_parameters())
+    for key, value in model.state_dict().items():
+        if key not in weights and value.is_floating_point():
+            assert torch.equal(value, before[key]), key
+    assert not torch.equal(weights["fc.weight"], before["fc.weight"])
+    assert residual.outputs(model).isfinite().all()
