@@ -49,7 +49,9 @@ class MUNBa(ByRule):
     <u, d> = 1 / a_f, <k, d> = 1 / a_r, so d = (u / ||u|| + k / ||k||) / sqrt(1 + cos(u, k)), whose
     length is sqrt(2); here w_f and w_r weigh the two (1 in the source).  Ascent in the place of the
     random labels would make it ``ngdiff`` at that length.  Where the solution of the published code
-    is not positive, it takes u / 10 + k; in the form above it always is.
+    is not positive, it takes u / 10 + k; in the form above it always is.  In each epoch that code
+    goes on with steps on retain data alone where the forget data are used up; here every step has
+    both.
     Source: Wu & Harandi 2024 (arXiv 2411.15537, ICCV 2025); JingWu321/MUNBa
     (Classification/unlearn/MUNBa.py: new random labels in each step, gradient norm clipped at 1).
     """

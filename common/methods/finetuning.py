@@ -31,7 +31,8 @@ def last_parameters(
         names: All parameter names, in the model's order.
         k: Number of blocks; 0 is what comes after them only (final norm and head).
         blocks: Name of the list of blocks, such as ``blocks``; the numbered list with most
-            parameters when absent.
+            parameters when absent.  Lists that differ in a number behind their name (``layer1`` to
+            ``layer4`` of a ResNet) are one then.
         head: Patterns of head parameters; always chosen, wherever they are registered.
 
     Raises:
@@ -46,13 +47,18 @@ def last_parameters(
         raise ConfigError(
             f"blocks: {blocks} is no numbered list of blocks; this model has: {lists}"
         )
-    chosen = blocks or max(numbered, key=lambda prefix: len(numbered[prefix]))
-    ids = sorted(set(numbered[chosen]))
+    stages: dict[str, list[str]] = {}
+    for prefix in numbered:
+        stages.setdefault(prefix.rstrip("0123456789"), []).append(prefix)
+    largest = max(stages.values(), key=lambda lists: sum(len(numbered[prefix]) for prefix in lists))
+    chosen = largest if blocks is None else [blocks]
+    ids = [f"{prefix}.{number}." for prefix in chosen for number in sorted(set(numbered[prefix]))]
     if k > len(ids):
-        raise ConfigError(f"k: {k} is more than the {len(ids)} blocks of {chosen}; take fewer")
-    inside = [name.startswith(f"{chosen}.") for name in names]
+        some = ", ".join(chosen)
+        raise ConfigError(f"k: {k} is more than the {len(ids)} blocks of {some}; take fewer")
+    inside = [name.startswith(tuple(f"{prefix}." for prefix in chosen)) for name in names]
     end = len(names) - inside[::-1].index(True)
-    last = tuple(f"{chosen}.{number}." for number in ids[len(ids) - k :])
+    last = tuple(ids[len(ids) - k :])
     return [
         name
         for place, name in enumerate(names)
@@ -89,13 +95,14 @@ class CFk(UnlearningMethod):
 
     Formula: minimise CE(B_r) over the last ``k`` blocks, the final norm and the head; ``k: 0``
     trains norm and head only.  Never reads forget data.  With ``k: 1`` these are 24 % of the
-    weights of a small ViT of four blocks, and 8 % of those of a ViT-S of twelve.
+    weights of a small ViT of four blocks, and 8 % of those of a ViT-S of twelve.  The stages of a
+    ResNet (``layer1`` to ``layer4``) are one list of blocks.
 
     Source: Goel et al. 2022, arXiv 2201.06640; the ERASURE repository (SGD, lr 0.01, weight decay
     0.1, 10 epochs).  Sweep k in {0, 1, 2, 4} and lr.
     """
 
-    info = MethodInfo(1, PAPER, frozenset({"retain"}))
+    info = MethodInfo(2, PAPER, frozenset({"retain"}))
 
     class Config(RepairConfig):
         """Settings of CF-k.
@@ -138,7 +145,7 @@ class EUk(CFk):
     0.1, 10 epochs).  Sweep k in {0, 1, 2, 4} and lr.
     """
 
-    info = MethodInfo(1, PAPER, frozenset({"retain", "initial"}))
+    info = MethodInfo(2, PAPER, frozenset({"retain", "initial"}))
 
     class Config(CFk.Config):
         epochs: Count | None = 10
@@ -147,11 +154,15 @@ class EUk(CFk):
     def _start(self, task: UnlearnTask, chosen: Sequence[str]) -> None:
         import torch
 
-        fresh = dict(task.fresh_model().named_parameters())
+        model, layers = task.fresh_model(), {name.rpartition(".")[0] for name in chosen}
+        fresh = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         with torch.no_grad():
             for name, parameter in task.model.named_parameters():
                 if name in chosen:
                     parameter.copy_(fresh[name])
+            for name, buffer in task.model.named_buffers():
+                if name.rpartition(".")[0] in layers:
+                    buffer.copy_(fresh[name])
 
 
 class L1Sparse(UnlearningMethod):

@@ -83,14 +83,15 @@ def take_strength(
 class TaskVector(UnlearningMethod):
     """Task vector: fine-tune on forget, then go as far the other way, times a factor.
 
-    Formula: theta <- theta - a (theta_ft - theta), theta_ft = argmin CE(B_f) from theta; every
-    floating-point tensor.  Never reads retain data.
+    Formula: theta <- theta - a (theta_ft - theta), theta_ft = argmin CE(B_f) from theta, of all
+    parameters; running statistics of batches stay Original's, since extrapolation takes variances
+    below 0.  Never reads retain data.
     Source: Ilharco et al. 2023, arXiv 2212.04089; MUSE, arXiv 2407.06460 (a = 5, 10 epochs);
     swj0419/muse_bench (task_vector.py).
     """
 
     info = MethodInfo(
-        1,
+        2,
         "Ilharco et al. 2023 (arXiv 2212.04089); MUSE (arXiv 2407.06460)",
         frozenset({"forget"}),
     )
@@ -115,11 +116,13 @@ class TaskVector(UnlearningMethod):
         tuned = _tensors(task.model)
         if not isinstance(self.config.a, float):
             tuned = {key: value.clone() for key, value in tuned.items()}
+        weights = dict(task.model.named_parameters())
 
         @torch.no_grad()
         def go_back(a: float) -> None:
             for key, tensor in _tensors(task.model).items():
-                tensor.copy_(start[key] - a * (tuned[key] - start[key]))
+                step = a if key in weights else 0.0
+                tensor.copy_(start[key] - step * (tuned[key] - start[key]))
 
         take_strength(task, task.model, self.config, go_back)
         return task.model
@@ -130,12 +133,13 @@ class NegMerge(UnlearningMethod):
 
     Formula: fine-tune Original on forget ``models`` times with rates lr f^k, f = ``factor``, and
     other orders; tau_k = theta_k - theta; keep the entries whose sign all tau_k share; theta <-
-    theta - a mean_k tau_k there, theta elsewhere.  Never reads retain data.
+    theta - a mean_k tau_k there, theta elsewhere; of all parameters, as for ``task_vector``.  Never
+    reads retain data.
     Source: Kim et al. 2025 (arXiv 2410.05583, ICML); Harry24k/machine-unlearning-pytorch
     (negmerge.py).  There the candidates come of a search, here of a ladder of rates.
     """
 
-    info = MethodInfo(2, "NegMerge, Kim et al. 2025 (arXiv 2410.05583)", frozenset({"forget"}))
+    info = MethodInfo(3, "NegMerge, Kim et al. 2025 (arXiv 2410.05583)", frozenset({"forget"}))
     quick: ClassVar[Mapping[str, Any]] = {"models": 2}
 
     class Config(ReinforcedConfig):
@@ -170,8 +174,8 @@ class NegMerge(UnlearningMethod):
                 for key, tensor in _tensors(task.model).items():
                     tensor.copy_(start[key])
         with torch.no_grad():
-            for key, tensor in _tensors(task.model).items():
-                tensor.sub_(config.a * agreed([vector[key] for vector in vectors]))
+            for key, parameter in task.model.named_parameters():
+                parameter.sub_(config.a * agreed([vector[key] for vector in vectors]))
         return task.model
 
 

@@ -634,6 +634,28 @@ def test_the_last_blocks_are_counted_from_the_end():
         last_parameters(NAMES, 13, blocks=None, head=())
 
 
+def test_the_stages_of_a_resnet_are_one_list_of_blocks():
+    blocks = [f"layer{stage}.{i}" for stage in (1, 2, 3, 4) for i in (0, 1)]
+    sizes = {"layer2.0": 3, "layer3.0": 3, "layer4.0": 3}  # a stage with a shortcut's convolution
+    names = [
+        "conv1.weight",
+        *(f"{block}.conv{i}.weight" for block in blocks for i in range(sizes.get(block, 2))),
+        "fc.weight",
+    ]
+
+    def chosen(k, blocks=None):
+        last = last_parameters(names, k, blocks=blocks, head=("fc.*",))
+        return list(dict.fromkeys(name.rsplit(".", 2)[0] for name in last))
+
+    assert chosen(0) == ["fc"]
+    assert chosen(1) == ["layer4.1", "fc"]
+    assert chosen(3) == [*blocks[-3:], "fc"]
+    assert chosen(8) == [*blocks, "fc"]
+    assert chosen(1, "layer4") == ["layer4.1", "fc"]
+    with pytest.raises(ConfigError, match="more than the 8 blocks of layer1, layer2"):
+        chosen(9)
+
+
 @pytest.mark.parametrize(("name", "k"), [("cf_k", 1), ("eu_k", 1), ("cf_k", 0), ("eu_k", 2)])
 def test_all_but_the_last_blocks_stay_bit_for_bit(run, trained, name, k):
     model, _ = run(name, {"k": k, "lr": 1e-2})

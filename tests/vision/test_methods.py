@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -25,6 +26,7 @@ from stable_forgetting.common.base.seeding import generator
 from stable_forgetting.common.checks.tiny_task import CLASSES, problem_of
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.methods.finetuning import last_parameters
 from stable_forgetting.common.train.protocols import Telemetry
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.data.augment import TwoViews
@@ -37,6 +39,8 @@ from stable_forgetting.vision.methods.transformer import (
     patch_mask,
 )
 from stable_forgetting.vision.models.build import build_model
+from stable_forgetting.vision.models.family import family_of
+from stable_forgetting.vision.tiny import TinyImages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"
 SHORT = {"epochs": 1, "batch_size": 16}
@@ -391,3 +395,48 @@ def test_novo_ignores_originals_weights(task_of, results, tiny):
             parameter.add_(1.0)
     again = METHODS["novo"](METHODS["novo"].Config()).unlearn(task)
     assert tiny.same(again, results["novo"][0])
+
+
+# Batch normalisation -----------------------------------------------------------------------------
+
+
+class ResidualImages(TinyImages):
+    """The tiny images and a small ResNet, whose normalisation has running statistics."""
+
+    family = family_of("resnet18")
+
+    def net(self):
+        small = {"channels": (8, 8, 8, 8), "layers": (1, 1, 1, 2), "stem_width": 8}
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            return timm.create_model("resnet18", num_classes=CLASSES, in_chans=1, **small)
+
+
+@pytest.fixture(scope="module")
+def residual():
+    return ResidualImages()
+
+
+def test_eu_k_puts_running_statistics_back_too(residual):
+    task = make_task(residual, "eu_k")
+    method = METHODS["eu_k"](resolve_config("eu_k", None, {}, origin="test"))
+    names = [name for name, _ in task.model.named_parameters()]
+    method._start(task, last_parameters(names, 1, blocks=None, head=residual.family.head))
+    fresh, before = residual.net().state_dict(), residual.original.state_dict()
+    for name, value in task.model.state_dict().items():
+        wanted = fresh if name.startswith(("layer4.1.", "fc.")) else before
+        assert torch.equal(value, wanted[name]), name
+    assert not torch.equal(fresh["layer4.1.bn1.running_var"], before["layer4.1.bn1.running_var"])
+
+
+@pytest.mark.parametrize("name", ["task_vector", "negmerge"])
+def test_extrapolated_weights_keep_originals_running_statistics(residual, name):
+    task = make_task(residual, name)
+    params = {"lr": 1e-3, "epochs": 3, "a": 5.0}
+    model = METHODS[name](resolve_config(name, None, params, origin="test")).unlearn(task)
+    before, weights = residual.original.state_dict(), dict(model.named_parameters())
+    for key, value in model.state_dict().items():
+        if key not in weights and value.is_floating_point():
+            assert torch.equal(value, before[key]), key
+    assert not torch.equal(weights["fc.weight"], before["fc.weight"])
+    assert residual.outputs(model).isfinite().all()
