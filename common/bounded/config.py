@@ -46,12 +46,14 @@ class AdapterConfig(Strict):
             adapter: ``norm.*`` is the last LayerNorm of a timm ViT.
         init_std: Standard deviation of A where phi starts at random (relu, without slope at zero).
         mode: ``merged``: one product with W0 + dW.  ``split``: one with W0 and one with dW, a third
-            slower, for low-precision weights, whose rounding would swallow a small dW.  Quantised
-            layers take this mode, and stay adapted.  ``polynomial``: dW as a low-rank product of
-            monomials, which costs little more than LoRA where the rank is small; while the argument
-            of phi is too large for it, the exact product.  ``auto``: ``polynomial`` where it takes
-            less work, which is in wide layers.  Both keep dW apart, as ``split`` does, where the
-            weights are of low precision.
+            slower, for low-precision weights, whose rounding would swallow a small dW when it is
+            merged for good.  A layer's output is rounded in either mode, as with PEFT: in bfloat16
+            a sixth of x dW^T arrives where dW has .03 % of W0's norm, nine tenths at .26 %.
+            Quantised layers take this mode, and stay adapted.  ``polynomial``: dW as a low-rank
+            product of monomials, which costs little more than LoRA where the rank is small; while
+            the argument of phi is too large for it, the exact product.  ``auto``: ``polynomial``
+            where it takes less work, which is in wide layers.  Both keep dW apart, as ``split``
+            does, where the weights are of low precision.
         dropout: Of the adapter's input while it trains; takes mode: split or phi: identity.
         peft: Another adapter in the place of ours.  Of the library of that name: ``lora``,
             ``dora``, ``oft`` (``rank`` blocks), ``delora`` (``alpha`` is where its lambda starts).

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from stable_forgetting.common.base.errors import Diverged
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.layer import BoundedLinear
 from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.objectives.objectives import CrossEntropy
@@ -180,3 +182,24 @@ def test_scores_round_to_tf32_on_a_card_alone():
         assert torch.get_float32_matmul_precision() == "high"
         _ = 1 / 0
     assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("mode", ["merged", "split"])
+@pytest.mark.parametrize(("size", "least", "most"), [(2.6e-4, 0.1, 0.25), (2.6e-3, 0.85, 0.95)])
+def test_in_bfloat16_a_small_update_is_rounded_away_in_the_output(size, least, most, mode):
+    """What the adapter's ``mode`` says: the share of x dW^T that arrives is the same in both."""
+    width, draw = 1024, torch.Generator().manual_seed(0)
+    x = torch.randn(64, width, generator=draw).bfloat16()
+    base = torch.nn.Linear(width, width, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        base.weight.copy_(torch.randn(width, width, generator=draw) / width**0.5)
+    plain = base(x).float()
+    layer = BoundedLinear(base, AdapterConfig(phi="tanh", c=1.0, mode=mode), draw)
+    with torch.no_grad():
+        layer.A.normal_(generator=draw)
+        for _ in range(4):  # the norm of dW is not quite linear in A
+            layer.A.mul_(size * base.weight.float().norm() / layer.delta().norm())
+        wanted = x.float() @ layer.delta().float().T
+        arrived = layer(x).float() - plain
+    share = float((arrived * wanted).sum() / wanted.square().sum())
+    assert least < share < most
