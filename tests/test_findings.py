@@ -660,7 +660,7 @@ def test_the_papers_bound_is_active_in_no_table():
         found[row[width]].append(float(row[place].removesuffix(" %")))
     most, wide = max(max(values) for values in found.values()), max(found["768"])
     assert most == max(found["64"])
-    said = f"it acts in at most {most} % at width 64, and in {wide:.2f} % at width 768 (one seed)"
+    said = f"it acts in at most {most} % at width 64, in {wide:.2f} % at width 768 (Adam, one seed)"
     assert said in prose(README)
 
 
@@ -712,11 +712,19 @@ def test_shares_by_number_of_steps_are_as_said():
     assert f"In the {len(short)} runs of 500 steps" in said
     assert f"at most {most(short)} % of the entries pass 0.5" in said
     wide = [row for row in long if row["width"] in ("384", "768")]
-    assert max(long, key=lambda row: most([row]))["width"] == "64" and len(wide) == 12
+    assert len(wide) == 12 and {row["optimizer"] for row in wide} == {"adamw"}
+    top = max(long, key=lambda row: most([row]))
+    assert (top["model"], top["width"], top["optimizer"]) == ("gpt_neo", "64", "sgd")
     middle = most([row for row in long if row["width"] == "192"])
-    ends = f"{most(long)} % at width 64, {middle} % at 192 and {most(wide):.2f} % at widths 384"
+    ends = f"{most(long)} % at width 64 (GPT-Neo, SGD), {middle} % at 192 and {most(wide):.2f} % at"
     assert f"In the {len(long)} runs of 5,000 steps it is at most {ends}" in said
-    assert most(width_rows(), "past pi/2") == 0
+    adam = [row for row in width_rows() if row["seed"] != "1"]
+    where = ("width", "depth", "optimizer", "trained for")
+    assert {tuple(row[name] for name in where) for row in adam} == {("64", "2", "adamw", "5000")}
+    assert f"Two further seeds at width 64 (Adam, two blocks) reach {most(adam)} %." in said
+    turned = [row for row in width_rows() if float(row["largest"]) >= math.pi / 2]
+    assert [row["adapter"] for row in turned] == ["control"]
+    assert f"of the control one does ({float(turned[0]['largest']):.2f}, GPT-Neo, SGD)" in said
     for column in ("depth", "optimizer", "adapter"):
         assert {row[column] for row in short} == {
             "depth": {"2", "12"},
