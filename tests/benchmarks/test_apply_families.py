@@ -137,7 +137,7 @@ def test_an_unknown_architecture_names_its_layers(order, tmp_path):
     with pytest.raises(ConfigError) as caught:
         apply(Application(model=given, **order))
     text = str(caught.value)
-    assert "placement: mlp (known: attention)" in text and "\n" not in text
+    assert "placement: mlp; choose another placement (attention)" in text and "\n" not in text
     assert "give targets among *.self_attn.q_proj" in text and "*.mlp.shared_expert.up_proj" in text
 
 
