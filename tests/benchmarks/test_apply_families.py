@@ -138,7 +138,10 @@ def test_an_unknown_architecture_names_its_layers(order, tmp_path):
         apply(Application(model=given, **order))
     text = str(caught.value)
     assert "placement: mlp; choose another placement (attention)" in text and "\n" not in text
-    assert "give targets among *.self_attn.q_proj" in text and "*.mlp.shared_expert.up_proj" in text
+    assert (
+        "give adapter.targets among *.self_attn.q_proj" in text
+        and "*.mlp.shared_expert.up_proj" in text
+    )
 
 
 # Chat templates and forms of rows ----------------------------------------------------------------
