@@ -722,6 +722,7 @@ def test_shares_by_number_of_steps_are_as_said():
     where = ("width", "depth", "optimizer", "trained for")
     assert {tuple(row[name] for name in where) for row in adam} == {("64", "2", "adamw", "5000")}
     assert f"Two further seeds at width 64 (Adam, two blocks) reach {most(adam)} %." in said
+    assert most(width_rows()) < 1 and "nearly a line in more than 99 % of the entries" in said
     turned = [row for row in width_rows() if float(row["largest"]) >= math.pi / 2]
     assert [row["adapter"] for row in turned] == ["control"]
     assert f"of the control one does ({float(turned[0]['largest']):.2f}, GPT-Neo, SGD)" in said
