@@ -177,6 +177,7 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
         import torch
 
         self.device = torch.device(pick_device(runtime.device))
+        self.longest = self.config.data.max_length
 
     @property
     def scenario(self) -> str:

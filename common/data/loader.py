@@ -185,11 +185,22 @@ class RelabelledLoader(Loader):
 
 
 class ChainedLoader(Loader):
-    """One full pass over each of several loaders in turn, for ever."""
+    """One full pass over each of several loaders in turn, for ever.
 
-    def __init__(self, loaders: Sequence[Loader]):
+    Args:
+        loaders: Whose passes follow each other.
+        repeat: Batches that one optimizer step takes (its micro-batches).  A pass is filled up to
+            whole steps from the loader's next order, so that no step reads two loaders.
+    """
+
+    def __init__(self, loaders: Sequence[Loader], *, repeat: int = 1):
         self.loaders = list(loaders)
+        self.repeat = repeat
         self.count = 0
+
+    def batches_of(self, loader: Loader) -> int:
+        """Batches of one pass over a loader."""
+        return -(-loader.batches_per_epoch // self.repeat) * self.repeat
 
     @property
     def samples(self) -> int:
@@ -199,16 +210,16 @@ class ChainedLoader(Loader):
     @property
     def batches_per_epoch(self) -> int:
         """Batches of one pass over all."""
-        return sum(loader.batches_per_epoch for loader in self.loaders)
+        return sum(self.batches_of(loader) for loader in self.loaders)
 
     def next(self) -> Batch:
         """The next batch of the loader whose turn it is."""
         place = self.count % self.batches_per_epoch
         self.count += 1
         for loader in self.loaders:
-            if place < loader.batches_per_epoch:
+            if place < self.batches_of(loader):
                 return loader.next()
-            place -= loader.batches_per_epoch
+            place -= self.batches_of(loader)
         raise AssertionError("unreachable")
 
     def stand_for(self, samples: Callable[[np.ndarray], int], batch_size: int) -> None:

@@ -168,7 +168,8 @@ class Scrub(AdaptedMethod):
         )
         retain = task.loader("retain", batch_size=config.micro_batch)
         away = min(config.max_epochs, config.epochs)
-        return data.ChainedLoader([forget, retain] * away + [retain] * (config.epochs - away))
+        turns = [forget, retain] * away + [retain] * (config.epochs - away)
+        return data.ChainedLoader(turns, repeat=config.accumulation)
 
 
 class ScrubRewind(Scrub):
@@ -200,7 +201,7 @@ class ScrubRewind(Scrub):
         """Batches until the end of each epoch: of each pass over retain, the last loader."""
         ends, batches = [], 0
         for part in loader.loaders:
-            batches += part.batches_per_epoch
+            batches += loader.batches_of(part)
             if part is loader.loaders[-1]:
                 ends.append(batches)
         return ends

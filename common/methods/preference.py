@@ -63,7 +63,7 @@ class NPO(ForgetRetainMethod):
         config: Any = self.config
         if config.compat == "muse_bench":
             return objectives.logit_preference(task.reference(), config.beta)
-        size, precision = config.batch_size, config.mixed_precision
+        size, precision = config.micro_batch, config.mixed_precision
         table = tools.reference_likelihoods(
             task, task.indices("forget"), batch_size=size, precision=precision
         )

@@ -75,7 +75,8 @@ class RandomLabel(AdaptedMethod):
 
         if config.mode == "mixed":
             return relabel("forget", "retain")
-        return data.ChainedLoader([relabel("forget"), task.loader("retain", batch_size=micro)])
+        turns = [relabel("forget"), task.loader("retain", batch_size=micro)]
+        return data.ChainedLoader(turns, repeat=config.accumulation)
 
 
 class Amnesiac(RandomLabel):

@@ -47,9 +47,6 @@ from stable_forgetting.language.models.families import CausalFamily, context_of
 from stable_forgetting.language.models.sizes import family_in
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
-LONGEST = 1024
-"""Tokens of the longest row, unless more are asked for."""
-
 TEMPLATES = (*get_args(Family), "chat")
 
 
@@ -99,7 +96,7 @@ class GivenTexts(CausalModels, GivenBenchmark):
         """Loads tokenizer and model, and encodes every row."""
         model, tokenizer = self.given.load()
         self._family = family_in(model)
-        self.max_length = _max_length(self.config.options.get("max_length"), model, self.given)
+        self.longest = _max_length(self.config.options.get("max_length"), model, self.given)
         if self.template is None:
             self.template = "chat" if tokenizer.chat_template else "question_answer"
         self.text = self._divided(_source(self.rows, tokenizer, self.template, device))
@@ -125,8 +122,8 @@ class GivenTexts(CausalModels, GivenBenchmark):
             for rows in self.rows.values()
             for number, item in enumerate(rows.items, 1)
         ]
-        source.encoder.max_length = self.max_length
-        if max(lengths) <= self.max_length:
+        source.encoder.max_length = self.longest
+        if max(lengths) <= self.longest:
             return source
         return source.with_corpus(chunked(source.corpus, source.encoder))
 
@@ -137,10 +134,10 @@ class GivenTexts(CausalModels, GivenBenchmark):
             raise DataError(
                 f"{where}: is one token, which leaves nothing to predict; give more text"
             ) from None
-        if item.question and length > self.max_length:
+        if item.question and length > self.longest:
             raise DataError(
                 f"{where}: question and answer are {length} tokens long, more than "
-                f"{self.max_length}; shorten them, or raise max_length (--max-length) where the "
+                f"{self.longest}; shorten them, or raise max_length (--max-length) where the "
                 "model's context allows"
             )
         return length
@@ -196,7 +193,7 @@ class GivenTexts(CausalModels, GivenBenchmark):
             },
             "data": {role: self._about_rows(role) for role in self.rows},
             "template": self.template,
-            "max_length": self.max_length,
+            "max_length": self.longest,
         }
 
     def _about_rows(self, role: str) -> dict[str, Any]:
@@ -288,7 +285,7 @@ def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint | Gi
             f"max_length: {asked} is more than the {context} tokens that {checkpoint.name} reads; "
             "lower it and split longer rows"
         )
-    return asked or min(context, LONGEST)
+    return asked or min(context, CausalModels.longest)
 
 
 def _source(

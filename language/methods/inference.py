@@ -125,7 +125,7 @@ class O3(AdaptedMethod):
         own = constraints["penalty"]
         constraints["penalty"] = kept_apart(gated, self.config.orthogonal, own)
         task.fit(gated.model, objective, loaders, config, **constraints)
-        gated.requests.append(detector(task, gated, self.config.held, self.config.batch_size))
+        gated.requests.append(detector(task, gated, self.config.held, self.config.micro_batch))
         return gated
 
 

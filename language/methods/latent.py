@@ -72,7 +72,7 @@ class CircuitBreakers(GradientMethod):
         config: Any = self.config
         layers = [only(task.model, pattern) for pattern in config.layers]
         layers = layers or lower_blocks(task.model)
-        width, _ = hidden_size(task, layers[0], config.positions, config.batch_size)
+        width, _ = hidden_size(task, layers[0], config.positions, config.micro_batch)
         direction = torch.randn(width, generator=task.generator("direction"))
         self._progress = Progress()
         return Rerouting(

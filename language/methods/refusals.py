@@ -195,7 +195,7 @@ class DPO(ForgetRetainMethod):
                 task,
                 indices,
                 source=source,
-                batch_size=config.batch_size,
+                batch_size=config.micro_batch,
                 precision=config.mixed_precision,
             )
 

@@ -85,7 +85,7 @@ class RMU(GradientMethod):
         layer = only(task.model, config.layer) if config.layer else middle_block(task.model)
         there = config.compat == "openunlearning"
         positions: Positions = "answers" if there else config.positions
-        width, norm = hidden_size(task, layer, positions, config.batch_size)
+        width, norm = hidden_size(task, layer, positions, config.micro_batch)
         c = config.c * (norm if config.coefficient == "relative" else 1.0)
         target = c * random_direction(width, task.generator("direction"))
         frozen = task.frozen_copy()

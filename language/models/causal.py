@@ -17,8 +17,13 @@ class CausalModels(ModelFamily):
     """Token ids as ``inputs["input_ids"]``, (N, L), and logits at the labels' positions."""
 
     modality = "language"
-    evaluation_batch = 32
-    """Samples per forward where nothing but a loss is wanted."""
+    longest = 1024
+    """Tokens of a sample, at most, unless more are asked for."""
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples per forward without gradients: at most 32, and of 32,768 tokens."""
+        return max(1, min(32, 32_768 // self.longest))
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """(N, A, V) logits at the answers' positions."""

@@ -437,6 +437,16 @@ def test_scrub_makes_its_passes_in_order(make, split):
     assert {"loss/forget_kl", "loss/retain_kl"} <= set(task.results[0].last)
 
 
+def test_no_step_of_scrub_reads_forget_and_retain(make, split):
+    method, task = make("scrub_r", {**FAST["scrub_r"], "epochs": 2, "accumulation": 2})
+    forget = set(split.parts["forget"].tolist())
+    method.unlearn(task)
+    found = [set(indices.tolist()) <= forget for indices in task.raw.log if len(indices) <= 4]
+    steps = [found[place : place + 2] for place in range(0, len(found), 2)]
+    away, close = [[True, True]] * 3, [[False, False]] * 5
+    assert steps == (away + close) * 2
+
+
 def test_scrub_needs_epochs():
     with pytest.raises(ConfigError, match="give epochs"):
         resolve_config("scrub", None, {"steps": 5}, origin="test")

@@ -235,6 +235,16 @@ def test_chained_passes_in_turn(source):
         assert sorted(ids(take(chain, 2))) == list(range(10, 15))
 
 
+def test_no_step_of_several_batches_reads_two_loaders(source):
+    first = Loader(source, np.arange(10), 4, stream(1))
+    second = Loader(source, np.arange(10, 15), 4, stream(2))
+    chain = ChainedLoader([first, second], repeat=2)
+    assert chain.batches_per_epoch == 4 + 2
+    for _ in range(3):
+        assert set(ids(take(chain, 4))) == set(range(10))
+        assert sorted(ids(take(chain, 2))) == list(range(10, 15))
+
+
 # Batches -----------------------------------------------------------------------------------------
 
 

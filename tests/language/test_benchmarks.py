@@ -143,6 +143,12 @@ def test_rows_and_answers_fit_the_window_of_a_tiny_model():
         assert max(len(each.ids) + each.limit for each in asked) == 48
 
 
+@pytest.mark.parametrize(("length", "texts"), [(64, 32), (1024, 32), (2048, 16), (100_000, 1)])
+def test_long_texts_are_evaluated_fewer_at_a_time(length, texts):
+    data = {"authors": 2, "forget_authors": 1, "max_length": length}
+    assert benchmark("tofu", data=data, model=TINY).evaluation_batch == texts
+
+
 def test_what_a_published_model_was_trained_on_is_claimed_or_not(tmp_path):
     import torch
     from safetensors.torch import save_file

@@ -189,6 +189,25 @@ def results(run):
     return {variant: run(variant) for variant in VARIANTS}
 
 
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "fila" not in v and "loku" not in v])
+def test_passes_before_training_hold_no_more_texts_than_a_micro_batch(
+    make_task, trained, monkeypatch, variant
+):
+    """What fits in training fits before it; FILA's pass has a batch size of its own."""
+    held, fetch = [], Noting.fetch
+
+    def noting(self, indices, *, augment=None):
+        held.append(len(indices))
+        return fetch(self, indices, augment=augment)
+
+    monkeypatch.setattr(Noting, "fetch", noting)
+    name, params = VARIANTS[variant]
+    given = {"batch_size": BATCH, "accumulation": BATCH, "steps": 1, **params}
+    config = resolve_config(name, None, given, origin="test")
+    METHODS[name](config).unlearn(make_task(copy.deepcopy(trained), METHODS[name].info.access))
+    assert set(held) == {1}
+
+
 class Attention(nn.Module):
     def __init__(self, width):
         super().__init__()

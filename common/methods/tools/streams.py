@@ -27,8 +27,7 @@ class Interleaved(ChainedLoader):
     """
 
     def __init__(self, turns: Sequence[Loader], *, repeat: int = 1):
-        super().__init__(turns)
-        self.repeat = repeat
+        super().__init__(turns, repeat=repeat)
 
     @property
     def batches_per_epoch(self) -> int:
