@@ -62,7 +62,7 @@ def cell(path: str, title: str, row: str, head: str) -> float:
     for found, table in tables(path):
         if title in found and head in table.heads:
             for cells in table.rows:
-                if cells[0] == row:
+                if cells[0].removesuffix(" (our reading)") == row:
                     return float(re.match(r"[<≥ ]*(-?[\d.]+)", cells[table.heads.index(head)])[1])
     raise LookupError(f"{path}: no {row} x {head} below {title}")
 
