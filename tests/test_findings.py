@@ -287,7 +287,7 @@ def test_without_mia_the_order_of_classes_stays():
     ]
     for suite in of_classes:
         assert re.search(r"^Order without MIA[^:]*: every row has a place", report(suite), re.M)
-    others = {7: "seven", 8: "eight"}[len(of_classes) - 1]
+    others = {8: "eight", 9: "nine"}[len(of_classes) - 1]
     assert f"every row of this table and of {others} others on classes has a place" in prose(
         FINDINGS
     )
@@ -396,20 +396,25 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                    by_seed("digits-class", "gd_lora_literal", "gd_lora_omega_literal"))),
     (FINDINGS, "accepts {} % of the settings, its control {} %",
      lambda: (accepted("tanh_c1"), accepted("gd_lora_omega"))),
+    (FINDINGS, "The ball and the control of the tight bound are relearnt in {} and {} steps, SSD "
+               "in {} (on four of five seeds not in 60), Retrain not in {:.0f}.",
+     lambda: tuple(cell("cifar100-transfer-class10/LEADERBOARD.md", "relearn:", row, "steps")
+                   for row in ("gd_ball", "gd_ul_omega", "ssd", "retrain"))),
     (FINDINGS, "At a tuned rate there is no general gain. By ascent no difference is shown in {}",
-     lambda: ({15: "fifteen"}[sum(map(readings(TIGHT).count, ("same", "not apart")))],)),
+     lambda: ({16: "sixteen"}[sum(map(readings(TIGHT).count, ("same", "not apart")))],)),
     (FINDINGS, "{} tables have the control with the same omega, `gd_ul_omega` (n = 5), and no "
-               "difference is shown: classes of CIFAR-100 +{}, a random tenth of CIFAR-10 from "
-               "scratch {}, invented authors +{}.",
-     lambda: ({3: "three"}[readings(TIGHT_UL).count("not apart")],
+               "difference is shown: classes of CIFAR-100 +{}, the same after a pretraining +{}, a "
+               "random tenth of CIFAR-10 from scratch {}, invented authors +{}.",
+     lambda: ({4: "four"}[readings(TIGHT_UL).count("not apart")],
               interval("cifar100-class10-small", *TIGHT_UL, 2),
+              interval("cifar100-transfer-class10", *TIGHT_UL, 2),
               interval("cifar10-small-all", *TIGHT_UL, 2),
               interval("authors", *TIGHT_UL, 2))),
     (FINDINGS, "On invented authors it is farther by +{}, which the control shows to be omega's",
      lambda: (interval("authors", *SATURATING, 2),)),
     (FINDINGS, "The tight tanh is nearer in {} of {} and farther in {}.",
      lambda: ({2: "two", 3: "three"}[readings(SATURATING).count("nearer")],
-              {18: "eighteen"}[len(readings(SATURATING))],
+              {19: "nineteen"}[len(readings(SATURATING))],
               {2: "two"}[readings(SATURATING).count("farther")])),
     (FINDINGS, "(after a pretraining, n = 5): {} against {} ({}).",
      lambda: (f"{distance('cifar10-transfer', 'gd_ul_tanh_tight'):.1f}",
@@ -576,7 +581,8 @@ def test_a_number_in_the_prose_is_that_of_the_reports(document, sentence, values
 
 
 HEADLINES = ("cifar10-transfer", "cifar10-transfer-class", "cifar10-transfer-vit-s",
-             "cifar10-imagenet", "cifar10-imagenet-class", "tofu-transfer")  # fmt: skip
+             "cifar100-transfer-class10", "cifar10-imagenet", "cifar10-imagenet-class",
+             "tofu-transfer")  # fmt: skip
 
 
 @pytest.mark.parametrize("suite", HEADLINES)
@@ -635,16 +641,20 @@ def test_corrections_by_benjamini_hochberg_are_as_said():
         FINDINGS
     )
     met = versus.encounters([TIGHT], [RESULTS])[0]
+    least = min(q[TIGHT])
     moved = {
         own.suite: f"{own.difference.summary.mean:.2f}"
         for own, value in zip(met, q[TIGHT], strict=True)
-        if value <= LEVEL
+        if value == least
     }
     nats = moved.pop("tofu-small")
     one, two, three = sorted(moved.values())
+    assert least > LEVEL and f"but four tables have q {least:.3f}".replace("0.", ".") in prose(
+        FINDINGS
+    )
     assert (
-        f"the tight tanh is farther than its control in {len(moved) + 1} of them (by {one}, {two} "
-        f"and {three} points of AG4, and {nats} nats) and nearer in 0."
+        "in all four the tight tanh is farther than its control "
+        f"(by {one}, {two} and {three} points of AG4, and {nats} nats)."
     ) in prose(FINDINGS)
 
 
