@@ -103,7 +103,7 @@ class Scrub(AdaptedMethod):
     2 passes on forget; lr 5e-4, 6 to 10 epochs).  Sweep lr, ``max_epochs`` and alpha.
     """
 
-    info = MethodInfo(1, PAPER, BOTH)
+    info = MethodInfo(2, PAPER, BOTH)
 
     class Config(ShortConfig):
         """Settings of SCRUB.
@@ -187,7 +187,7 @@ class ScrubRewind(Scrub):
     Source: Kurmanji et al. 2023, arXiv 2302.09880, "rewinding".
     """
 
-    info = MethodInfo(1, PAPER, BOTH | {"validation", "validation_forget"})
+    info = MethodInfo(2, PAPER, BOTH | {"validation", "validation_forget"})
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Keeps the weights after every epoch, then chooses."""

@@ -75,8 +75,7 @@ class RandomLabel(AdaptedMethod):
 
         if config.mode == "mixed":
             return relabel("forget", "retain")
-        turns = [relabel("forget"), task.loader("retain", batch_size=micro)]
-        return data.ChainedLoader(turns, repeat=config.accumulation)
+        return data.ChainedLoader([relabel("forget"), task.loader("retain", batch_size=micro)])
 
 
 class Amnesiac(RandomLabel):
