@@ -43,17 +43,13 @@ from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import load_tokenizer
 from stable_forgetting.language.measure.requests import RequestConfig, TextMetric
 from stable_forgetting.language.models.causal import CausalModels
-from stable_forgetting.language.models.families import (
-    CausalFamily,
-    family_of,
-    tiny_family,
-)
+from stable_forgetting.language.models.families import CausalFamily, tiny_family
 from stable_forgetting.language.models.sizes import (
     count_targets,
     countable,
     family_in,
-    model_type_of,
     sizes_of,
+    targets_of,
 )
 from stable_forgetting.language.stand_in import stand_in
 
@@ -157,7 +153,7 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
             sizes=sizes,
             positions=positions,
             longest=longest or positions,
-            targets=family_of(model_type_of(model)).targets,
+            targets=targets_of(model, sizes),
             half=model.dtype != "float32",
             quantised={"nf4": 0.52, "int8": 1.0}.get(model.quantised or "", 0.0),
             checkpointing=model.gradient_checkpointing,

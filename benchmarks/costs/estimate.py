@@ -37,7 +37,11 @@ from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
-from stable_forgetting.common.protocol.sizes import Workload, adapter_parameters
+from stable_forgetting.common.protocol.sizes import (
+    Workload,
+    adapter_parameters,
+    linear_parameters,
+)
 from stable_forgetting.common.train.config import FitConfig, total_steps
 
 CARD = SimpleNamespace(
@@ -146,7 +150,7 @@ def mends(suite: ResolvedSuite, label: str) -> dict[str, float]:
     if hasattr(suite.protocol, "model") and hasattr(suite.protocol.model, _RECOMPUTE):
         again = replace(work, checkpointing=True)
         found[f"protocol.model.{_RECOMPUTE}: true"] = held(again, fit, layers, trained)
-    if not layers:
+    if trained == work.sizes.parameters:
         few = adapter_parameters(work.sizes.matched(work.targets.get("mlp", ())), 8)
         states = (ADAM_BYTES + COPY) * (trained - few)
         found["LoRA of rank 8"] = found[""] - states + weights_bytes(work)
@@ -207,7 +211,14 @@ def _adapted(config: Any, work: Workload) -> dict[str, tuple[int, int]]:
 
 
 def _trained(config: Any, work: Workload, layers: Mapping[str, tuple[int, int]]) -> int:
-    return adapter_parameters(layers, config.adapter.rank) if layers else work.sizes.parameters
+    """Parameters; of patterns, the weights of linear layers that fit one."""
+    if layers:
+        return adapter_parameters(layers, config.adapter.rank)
+    patterns = getattr(config, "parameters", None) or ("*",)
+    if "*" in patterns:
+        return work.sizes.parameters
+    names = [pattern.removesuffix(".weight") for pattern in patterns]
+    return linear_parameters(work.sizes.matched(names), bias=False)
 
 
 def _forward(work: Workload) -> float:
@@ -254,7 +265,7 @@ def _memory(
     """Bytes: weights, gradients and moments, activations and logits of a micro-batch."""
     sizes, autocast = work.sizes, work.half or fit.mixed_precision != "no"
     frozen = 0.0
-    if layers:
+    if layers or 0 < trained < sizes.parameters:
         frozen = weights_bytes(work) + sizes.parameters * COPY * (autocast and not work.half)
     if layers and fit.accumulation > 1 and _columns(config.adapter) is None:
         frozen += sum(k * d for k, d in layers.values()) * (2 if autocast else 4)

@@ -24,6 +24,7 @@ from stable_forgetting.common.data.parts import PARTS, Part, Role
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.goal import ConstantGoal
 from stable_forgetting.common.measure.rules import GoalRule
+from stable_forgetting.common.protocol.sizes import Workload
 from stable_forgetting.language.benchmark import CausalBenchmark
 from stable_forgetting.language.data.corpus import Item
 from stable_forgetting.language.data.knowledge import (
@@ -41,6 +42,10 @@ ASKED = ("forget_choices", "utility")
 LETTERS = ("A", "B", "C", "D")
 ABOUT = "The following are multiple choice questions (with answers) about {topic}.\n\n"
 TOPICS = {"bio": "biology", "cyber": "cybersecurity", "chem": "chemistry"}
+QUESTIONS = {"bio": 1273, "cyber": 1987, "chem": 408, "utility": 14042}
+"""How many the published tables have, MMLU's last."""
+ASKED_TOKENS = 256
+"""Of a question, as a plan counts it."""
 
 
 class WmdpData(KnowledgeData):
@@ -141,6 +146,22 @@ class WmdpBenchmark(CausalBenchmark):
     gap: ClassVar[Any] = GoalRule((CHANCE,), utility="utility", trial_utility="utility")
     monitor: ClassVar[tuple[str, ...]] = ("forget",)
     rehearsed_depth: ClassVar[int] = 8  # RMU steers block 7
+
+    @classmethod
+    def workload(cls, config: Any) -> Workload | None:
+        """Of full passages on models of known sizes, where the config says how many there are."""
+        data = config.data
+        if data.passages is None or data.invented is not None:
+            return None
+        forget, retain = (data.passages * len(tables) for tables in (data.forget, data.retain))
+        asked = sum(QUESTIONS.get(name, 0) for name in (*data.questions, "utility"))
+        return cls.causal_workload(
+            config.model,
+            parts={"forget": forget, "retain": retain - -(-retain // 10)},
+            positions=data.max_length,
+            scored=data.max_length * (forget + retain) + ASKED_TOKENS * asked,
+            decoded=0,
+        )
 
     @classmethod
     def scenario_of(cls, config: Any) -> str:

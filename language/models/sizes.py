@@ -145,6 +145,11 @@ def model_type_of(config: CausalModelConfig) -> str:
     return config.kind or "" if published is None else published[0]
 
 
+def targets_of(config: CausalModelConfig, sizes: Sizes) -> Mapping[str, Sequence[str]]:
+    """Adapter patterns by placement of a model of known sizes."""
+    return completed(family_of(model_type_of(config)), sizes.linear).targets
+
+
 def causal_sizes(model_type: str, fields: Mapping[str, Any]) -> Sizes | None:
     """Sizes by the fields of a transformers config; None for other architectures."""
     formula = FORMULAS.get(model_type)

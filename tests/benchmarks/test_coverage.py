@@ -154,6 +154,20 @@ def test_float32_is_slower_than_bfloat16(monkeypatch):
     assert low["gd"] > high["gd"] and low["original"] == high["original"]
 
 
+def test_wmdp_by_hand():
+    """Zephyr-7B: four passages of each corpus a step; RMU trains one projection of three blocks."""
+    lines = {line.row: line for line in estimates(load_suite("wmdp-zephyr-7b"))}
+    rmu, gd, sine = (lines[label] for label in ("rmu", "gd", "gd_sine"))
+    assert (gd.steps, gd.positions, gd.trained) == (300, 2 * 4 * 512, 7_241_732_096)
+    assert sine.trained == 32 * 16 * 3 * (4096 + 14336), "layers of a family read from its shapes"
+    assert rmu.trained == 3 * 4096 * 14336 and lines["original"].memory == 0
+    kept = 4096 * (4096 * (2 * 32 + 34) + 10 * 32_000)  # activations, recomputed, and logits
+    assert rmu.memory == 2 * gd.trained + 18 * rmu.trained + kept
+    assert gd.memory == 18 * gd.trained + kept
+    passages = load_suite("wmdp-zephyr-7b", ["protocol.data.passages=null"])
+    assert estimates(passages) == [], "how many passages there are, only the files say"
+
+
 def test_trials_are_counted_and_small_models_are_not():
     lines = {line.row: line for line in estimates(load_suite("lethevit-cifar10"))}
     assert lines["gd_sine"].runs == 3 + 6 and lines["gd_sine_dropout"].runs == 3
