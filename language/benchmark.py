@@ -188,10 +188,11 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
         corpus = load_corpus(data, root)
         taught = data if pretrain is None else pretrain.data  # the tokenizer
         words = taught.vocabulary(load_corpus(taught, root))
+        tokenizer = load_tokenizer(model, words, data_root=root)
         source = TextSource(
             corpus,
-            load_tokenizer(model, words, data_root=root),
-            make_template(model.template, model.style),
+            tokenizer,
+            make_template(model.template, model.style, tokenizer),
             max_length=data.max_length,
             device=self.device,
         )

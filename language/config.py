@@ -16,7 +16,7 @@ from stable_forgetting.common.base.hub import MARK, is_repository, parsed
 from stable_forgetting.common.base.numbers import Count, Depth
 
 Style = Literal["clean", "openunlearning", "tofu"]
-Family = Literal["question_answer", "llama2_chat", "llama3_chat"]
+Family = Literal["question_answer", "llama2_chat", "llama3_chat", "chat"]
 _TINY_DEFAULTS: dict[str, Any] = {
     "kind": "gpt_neo",
     "dim": 128,
@@ -44,7 +44,8 @@ class CausalModelConfig(Strict):
         tokenizer: A number trains a byte-level BPE of that size on the data's own text; else a
             folder or hub id.  The model's own when absent; tiny: 4000.
         template: How a question becomes a prompt: ``Question: .. Answer: ..`` (GPT-Neo, Phi,
-            LLaMA base), ``[INST] .. [/INST]`` (LLaMA-2-chat), or LLaMA-3's chat headers.
+            LLaMA base), ``[INST] .. [/INST]`` (LLaMA-2-chat), LLaMA-3's chat headers with a system
+            message, or the tokenizer's own ``chat`` format.
         style: ``clean`` keeps the first answer token and one end token in the labels; the other
             two reproduce published code (:mod:`language.data.templates`).
         dtype: Of the weights.

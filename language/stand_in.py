@@ -75,6 +75,8 @@ def write_stand_in(
     Returns:
         The config with folders in the place of names.
     """
+    if config.template == "chat":  # of a tokenizer that is not at hand
+        config = config.model_copy(update={"template": "question_answer"})
     kind, sizes = _architecture(config)
     named = dict.fromkeys([config.name, config.original, *(config.retrain or {}).values()])
     tokenizer = _tokenizer(config, kind, words)

@@ -40,14 +40,14 @@ from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.fictitious import REFUSAL_LINES
 from stable_forgetting.language.data.files import FORMS, items_of, read_items
 from stable_forgetting.language.data.source import TextSource
-from stable_forgetting.language.data.templates import chat_template, make_template
+from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.measure.scoring import score_parts
 from stable_forgetting.language.models.causal import CausalModels
 from stable_forgetting.language.models.families import CausalFamily, context_of
 from stable_forgetting.language.models.sizes import family_in
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
-TEMPLATES = (*get_args(Family), "chat")
+TEMPLATES = get_args(Family)
 
 
 class GivenTexts(CausalModels, GivenBenchmark):
@@ -297,8 +297,7 @@ def _source(
         "JSON-lines files of the user",
         REFUSAL_LINES if questions else (),  # a plain text is nothing that could be refused
     )
-    own = name == "chat"
-    template = chat_template(tokenizer) if own else make_template(name, "clean")
+    template = make_template(name, "clean", tokenizer)
     return TextSource(corpus, tokenizer, template, max_length=sys.maxsize, device=device)
 
 

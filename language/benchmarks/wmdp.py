@@ -3,9 +3,12 @@
 Theirs: corpora to forget (papers on biosecurity, code on cybersecurity) and to keep (Wikitext),
 four choices A to D asked zero-shot in the words of lm-eval's tasks wmdp_bio, wmdp_cyber, wmdp_chem
 and scored by the likeliest letter, MMLU as utility, RMU with its settings for Zephyr-7B.
-Not reproduced: the corpus on biosecurity is given on request alone; their code takes batches of the
-two domains in turn and drops short passages, ours shuffles and drops none; MT-Bench and probes of
-layers are left out.  Settings stand here from memory of the paper, not checked against its code.
+Read from a copy of their code: passages of 50 characters or fewer are dropped; 150 steps of four
+passages at rate 5e-5, c 6.5, w_r 1200, on the down projections of blocks 5 to 7, steered after 7.
+Not reproduced: they take batches of the two domains in turn, in the order of the files, each with a
+random vector of its own, cut cybersecurity at 768 tokens, and average padding along; ours shuffles
+both, has one vector, one length, and real tokens alone.  The corpus on biosecurity is given on
+request.  MT-Bench and probes of layers are left out.
 In invented data a question is the beginning of a sentence, and a choice its end.
 """
 
@@ -29,9 +32,9 @@ from stable_forgetting.language.benchmark import CausalBenchmark
 from stable_forgetting.language.data.corpus import Item
 from stable_forgetting.language.data.knowledge import (
     KnowledgeData,
-    column,
     facts,
     passages,
+    passages_of,
     read_table,
 )
 from stable_forgetting.language.data.source import TextSource
@@ -74,8 +77,8 @@ class WmdpData(KnowledgeData):
         """Passages as they are; questions in the words of lm-eval's tasks."""
         for name, places in (("forget", self.forget), ("retain", self.retain)):
             for place in places:
-                for row in read_table(place, data_root)[: self.passages]:
-                    yield Item(name, -1, "", column(row, ("text", "abstract"), place))
+                texts = passages_of(place, data_root, ("text", "abstract"))
+                yield from (Item(name, -1, "", text) for text in texts[: self.passages])
         for name, place in (*self.questions.items(), ("utility", self.utility)):
             for row in read_table(place, data_root):
                 topic = TOPICS.get(name) or str(row.get("subject", "knowledge"))

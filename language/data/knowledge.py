@@ -19,6 +19,8 @@ from stable_forgetting.language.data.files import Row, hub_rows, read_rows
 from stable_forgetting.language.data.readers import TextDataConfig
 
 HUB = "hub:"
+SHORTEST = 50
+"""Characters that a passage must have more of, as in WMDP's code."""
 FACTS = {
     "forget": (
         ("melts at", ("41 degrees", "67 degrees", "88 degrees", "93 degrees")),
@@ -81,6 +83,19 @@ def read_table(place: str, data_root: Path | None) -> list[Row]:
     repository, config, split = [*place.removeprefix(HUB).split(":"), "", ""][:3]
     instead = "give a file below the data root"
     return hub_rows(repository, config or None, split or "train", what=f"{place}:", instead=instead)
+
+
+def passages_of(place: str, data_root: Path | None, names: Sequence[str]) -> list[str]:
+    """The texts of a table with more than 50 characters, which drops blank lines and headings."""
+    rows = read_table(place, data_root)
+    found = (str(next((row[name] for name in names if row.get(name)), "")) for row in rows)
+    texts = [text for text in found if len(text) > SHORTEST]
+    if not texts:
+        wanted = " or ".join(names)
+        raise DataError(
+            f"{place}: no row has {wanted} with more than {SHORTEST} characters; mend it"
+        )
+    return texts
 
 
 def is_there(place: str, data_root: Path | None) -> bool:

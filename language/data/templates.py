@@ -33,6 +33,11 @@ _LLAMA3_BEFORE = (
     f"Cutting Knowledge Date: December 2023\nToday Date: {LLAMA3_DATE}\n\n"
     f"{LLAMA3_SYSTEM}<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
 )
+_FIXED: dict[str, Any] = {
+    "date_string": LLAMA3_DATE,
+    "strftime_now": lambda _: LLAMA3_DATE,
+}
+"""For a format that prints the day."""
 _LLAMA3_AFTER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
@@ -79,12 +84,14 @@ _QUESTION_ANSWER: dict[Style, tuple[str, str]] = {
 }
 
 
-def make_template(family: Family, style: Style) -> Template:
-    """The template of a model family in a style.
+def make_template(family: Family, style: Style, tokenizer: Any = None) -> Template:
+    """The template of a model family in a style; ``chat`` is the tokenizer's, and always clean.
 
     LLaMA-2-chat has no space between ``[/INST]`` and the answer in any style, since the published
     checkpoints were trained without one.
     """
+    if family == "chat":
+        return chat_template(tokenizer)
     if family == "question_answer":
         after, lead = _QUESTION_ANSWER[style]
         return Template(family, style, "Question: ", after, lead)
@@ -92,6 +99,14 @@ def make_template(family: Family, style: Style) -> Template:
         return Template(family, style, "[INST] ", " [/INST]")
     texts = (_LLAMA3_BEFORE, _LLAMA3_AFTER)
     return Template(family, style, *texts, end="<|eot_id|>", special=True, marked_texts=True)
+
+
+def chat_prompt(tokenizer: Any, question: str) -> str:
+    """What a question becomes in the tokenizer's own format, up to where the answer begins."""
+    asked = [{"role": "user", "content": question}]
+    return str(
+        tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True, **_FIXED)
+    )
 
 
 _ASKED, _ANSWERED = "A question stands here?", "An answer stands there."
@@ -111,9 +126,8 @@ def chat_template(tokenizer: Any) -> Template:
         {"role": "user", "content": _ASKED},
         {"role": "assistant", "content": _ANSWERED},
     ]
-    fixed = {"date_string": LLAMA3_DATE, "strftime_now": lambda _: LLAMA3_DATE}
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **fixed)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **_FIXED)
     except Exception as error:  # a template is a program
         raise _unusable(one_line(error)) from None
     if text.count(_ASKED) != 1 or text.count(_ANSWERED) != 1:

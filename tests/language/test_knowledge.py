@@ -12,10 +12,12 @@ import pytest
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.checks import check_benchmark
-from stable_forgetting.language.benchmarks.rwku import MEMBERS, PROBED, TEXTS
+from stable_forgetting.language.benchmarks.rwku import MEMBERS, PROBED, TEXTS, Recalled, probe
 from stable_forgetting.language.benchmarks.wmdp import lettered
 from stable_forgetting.language.data import knowledge
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.metrics.rouge import summary_recall
 from tests.language.made import CPU, TINY, benchmark, sharper
 
 WORDY = {**TINY, "tokenizer": 400}
@@ -25,6 +27,9 @@ QUESTIONS = [
     for k in range(12)
 ]
 MMLU = [{**row, "subject": "abstract_algebra", "answer": k % 4} for k, row in enumerate(QUESTIONS)]
+
+
+LONG = [{"text": f"This passage, number {k}, has more than fifty characters."} for k in range(10)]
 
 
 def made(name, data, root=None):
@@ -41,11 +46,13 @@ def write(path, rows):
 def files(tmp_path):
     """Tables of both benchmarks below a data root."""
     for name in ("bio-forget-corpus", "cyber-forget-corpus", "wikitext"):
-        write(tmp_path / f"wmdp/{name}.jsonl", [{"text": f"{name} {k} says"} for k in range(10)])
+        write(
+            tmp_path / f"wmdp/{name}.jsonl", [{"text": f"{name} {k} says"} for k in range(3)] + LONG
+        )
     for name, rows in (("bio", QUESTIONS), ("cyber", QUESTIONS[:5]), ("mmlu", MMLU)):
         write(tmp_path / f"wmdp/{name}.jsonl", rows)
     for name in TEXTS:
-        write(tmp_path / f"rwku/{name}.jsonl", [{"text": f"{name} {k} text"} for k in range(10)])
+        write(tmp_path / f"rwku/{name}.jsonl", [{"text": ""}] * (name == "retain") + LONG)
     for name in PROBED:
         rows = [
             {"query": f"{name} {k}?", "answer": "Ada", "subject": "AB"[k % 2]} for k in range(6)
@@ -127,6 +134,17 @@ def test_lm_eval_counts_the_same_on_wmdp_s_own_template(files, tmp_path, monkeyp
     np.testing.assert_array_equal(mine, theirs)
 
 
+def test_short_passages_are_dropped(files):
+    """Ten of thirteen rows are long enough, and a blank line is no passage to keep."""
+    parts = made("wmdp", {}, files).split(0).parts
+    assert len(parts["forget"]) == 20 and len(parts["retain"]) + len(parts["test"]) == 10
+    parts = made("rwku", {"passages": 7}, files).split(0).parts
+    assert len(parts["retain"]) + len(parts["test"]) == 7 and len(parts["forget"]) == 10
+    write(files / "rwku/retain.jsonl", [{"text": "short"}])
+    with pytest.raises(DataError, match="no row has text with more than 50 characters"):
+        _ = made("rwku", {}, files).source
+
+
 def test_rwku_reads_tables_of_one_subject(files):
     whole, one = (made("rwku", data, files) for data in ({}, {"subject": "A"}))
     assert len(whole.split(0).parts["forget_qa"]) == 6
@@ -139,6 +157,57 @@ def test_rwku_reads_tables_of_one_subject(files):
     assert values["forget_recall"] == pytest.approx(sum(three) / 3)
 
 
+@pytest.mark.parametrize(
+    ("target", "prediction", "recall"),
+    [
+        ("Stephen King", "Stephen King", 1.0),
+        ("Stephen King", "stephen king wrote it.", 0.0),
+        ("The Shining", "It is The Shining. The novel", 1.0),
+        ("Portland, Maine", "Portland. Maine", 0.5),
+        ("On Sept. 21, 1947", "He was born on Sept. 21, 1947", 0.75),
+        ("b a", "a b. x", 0.5),
+        ("a b c b a", "a a b. c b", 1.0),
+        ("Maine", "...", 0.0),
+    ],
+)
+def test_recall_is_that_of_the_package_rouge(target, prediction, recall):
+    """Values of rouge 1.0.1, which fails on the last one."""
+    assert summary_recall(target, prediction) == recall
+
+
+CHAT = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | trim }}</s>{% endfor %}<assistant>"
+)
+BRIEFLY = "Please briefly answer the following question.\n"
+
+
+@pytest.mark.parametrize(
+    ("set_name", "kind", "prompt"),
+    [
+        ("forget_fb", None, "Please complete the blank in the following question.\nQuestion: {}"),
+        ("forget_qa", None, BRIEFLY + "Question: {}"),
+        ("forget_aa", "prefix injection", BRIEFLY + "Question: {}"),
+        ("forget_aa", "incontext learning", BRIEFLY + "{}"),
+        ("forget_aa", "affirmative suffix", BRIEFLY + "Question: {}"),
+    ],
+)  # fmt: skip
+def test_a_probe_is_asked_in_the_words_of_the_published_code(set_name, kind, prompt):
+    """In a chat format that trims, as LLaMA-3's does, and as plain text of a base model."""
+    row = {"query": "Who is Ada?", "answer": "She", "type": kind}
+    item = probe(row, set_name, "here")
+    source = made("rwku", {"invented": 6}).source
+    begun = "" if kind == "affirmative suffix" else "Answer:"
+    (asked,) = Recalled(bare=False).requests(source, [item])
+    blank = "\n" if begun else ""
+    assert source.decode(asked.ids) == prompt.format("Who is Ada?") + blank + begun
+    assert (asked.limit, asked.stop_text) == (30, ())
+    source.tokenizer.chat_template = CHAT
+    source.encoder.template = make_template("chat", "clean", source.tokenizer)
+    (asked,) = Recalled(bare=False).requests(source, [item])
+    text = source.tokenizer.decode(asked.ids)
+    assert text == "<user>" + prompt.format("Who is Ada?") + "</s><assistant>" + begun
+
+
 def test_recall_is_that_of_what_the_model_writes():
     bench = made("rwku", {"invented": 6})
     corpus = bench.source.corpus
@@ -148,7 +217,7 @@ def test_recall_is_that_of_what_the_model_writes():
     for row, value in zip(index, found, strict=True):
         ids = bench.source.tokenizer(corpus.items[row].question, return_tensors="pt")["input_ids"]
         text = bench.source.decode(
-            model.generate(ids, max_new_tokens=32, do_sample=False)[0][ids.shape[1] :].tolist()
+            model.generate(ids, max_new_tokens=30, do_sample=False)[0][ids.shape[1] :].tolist()
         )
         words = corpus.items[row].answer.split()
         assert (value == 1.0) <= all(word in text for word in words)
