@@ -100,8 +100,8 @@ def _reach(rows: Sequence[BoardRow], members: int) -> str:
     needed = math.ceil(least * len(rows) / LEVEL)
     if needed > 1:
         text += (
-            f"p is {significant(least)} or more: rows are called different only if {needed} of "
-            f"the {len(rows)} are odd on every seed."
+            f"p is {significant(least)} or more: at least {needed} of the {len(rows)} rows are "
+            "called different, or none is."
         )
     return text.strip()
 
