@@ -260,8 +260,8 @@ def test_the_numbers_of_the_findings_are_those_of_the_reports():
     main = next(section.content for section in report if isinstance(section.content, Table))
     changed = main.heads.index("changed_f ↓")
     shares = {row[0]: row[changed].partition("±")[0] for row in main.rows}
-    assert f"on {shares['gd_lora']} % of" in said
-    assert f"Retrain on {shares['retrain (second)']} %" in said
+    assert f"{shares['gd_lora']} % of the forgotten images otherwise" in said
+    assert f"otherwise, a second Retrain {shares['retrain (second)']} %" in said
     relearnt = [{row[0]: row[1].split()[0] for row in table} for table in digits][-1]
     assert f"in {relearnt['fast_ntk']} steps (Retrain: {relearnt['retrain']})" in said
     swept = {row[0]: row for row in sections_of("maps/cifar100-class10-bound/MAP.md")[0]}

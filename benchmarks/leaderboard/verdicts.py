@@ -13,12 +13,15 @@ from stable_forgetting.benchmarks.report.cells import MISSING, significant
 from stable_forgetting.benchmarks.report.columns import DOCS
 from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
+from stable_forgetting.common.measure.gaps import Summary
 from stable_forgetting.common.measure.ranking import ranks, shown
 from stable_forgetting.common.measure.rules import GapRule
 from stable_forgetting.common.measure.verdict import LEAST_SEEDS, LEVEL, Median, Verdict
 
 NEGLIGIBLE = 0.005
 """Differences of AG that two decimals do not show are none, however small their spread."""
+SPREAD = 0.01
+"""From this standard deviation on, seeds differ in the second decimal: means alike are chance."""
 COLUMNS = {
     "odd": "counts the seeds on which the row is furthest from the others, ties shared",
     "p": "is exact over all ways to name one model of every seed the row's",
@@ -97,8 +100,8 @@ def _reach(rows: Sequence[BoardRow], members: int) -> str:
     needed = math.ceil(least * len(rows) / LEVEL)
     if needed > 1:
         text += (
-            f"p is {significant(least)} or more: rows are called different only if {needed} of "
-            f"the {len(rows)} are odd on every seed."
+            f"p is {significant(least)} or more: at least {needed} of the {len(rows)} rows are "
+            "called different, or none is."
         )
     return text.strip()
 
@@ -141,6 +144,11 @@ def _moved(
     return f"{head}: another place than {allowed} allow have {', '.join(moved)}."
 
 
+def alike(difference: Summary) -> bool:
+    """Whether two rows are the same to two decimals, in the mean and from seed to seed."""
+    return abs(difference.mean) < NEGLIGIBLE and (difference.std or 0.0) < SPREAD
+
+
 def comparison_line(board: Leaderboard, comparison: Comparison) -> str:
     """A paired difference in words; p decides once it is corrected for the pairs of the table."""
     summary, q = comparison.difference.summary, comparison.q
@@ -150,7 +158,7 @@ def comparison_line(board: Leaderboard, comparison: Comparison) -> str:
     if q is not None and q <= LEVEL:
         closer = comparison.first if summary.mean < 0 else comparison.second
         reading = f"{closer} is closer to {'its goals' if board.rule.goals else 'Retrain'}"
-    if abs(summary.mean) < NEGLIGIBLE:
+    if alike(summary):
         reading = "the same to two decimals"
     return (
         f"{board.rule.title} of {comparison.first} − {comparison.second}: {summary.mean:+.2f}"

@@ -46,10 +46,12 @@ VERDICTS = (
     "corrected for the rows of a table. `indistinguishable`: the averages and the answers of each "
     "sample lie within twice the distance between two Retrains, by sign tests that are corrected "
     "for the rows. `undecided`: neither is shown.",
-    "Two rows are compared by a t-test that is always paired by seed. Between equal rows it finds "
-    "a difference in 5 % of the cases, whether or not pairing removes noise. A test that is paired "
-    "only where the rows vary together finds one in "
-    f"{' to '.join(CHOSEN)} % of the cases where they do not (simulated, 3 to 10 seeds).",
+    "Two rows are compared by a t-test that is always paired by seed. Between equal rows with "
+    "normal noise it finds a difference in 5 % of the cases, whether or not pairing removes noise. "
+    "A test that is paired only where the rows vary together finds one in "
+    f"{' to '.join(CHOSEN)} % of the cases where they do not (simulated, 3 to 10 seeds). Where the "
+    "differences of all seeds are equal, their spread is not known, and p is that of the sign "
+    "test, 2^(1 - seeds).",
     "What the marks find in a simulated table of 16 rows that share their two Retrains:",
 )
 AUDITED = (

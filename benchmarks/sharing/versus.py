@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.data import csv_text
-from stable_forgetting.benchmarks.leaderboard.verdicts import NEGLIGIBLE
+from stable_forgetting.benchmarks.leaderboard.verdicts import alike
 from stable_forgetting.benchmarks.report.cells import MISSING, interval, number, significant
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
@@ -31,7 +31,7 @@ CLAIMS = {
 READINGS = {
     "nearer": "says that the first row is nearer to the goal",
     "farther": "says that the second row is nearer",
-    "same": "says that they are equal to two decimals",
+    "same": "says that they are equal to two decimals, in the mean and from seed to seed",
     "not apart": "says that no difference is shown",
     "one seed": "says that one seed tells nothing",
     "diverged": "says that a row diverged on some seed, so that they are not compared",
@@ -83,7 +83,7 @@ class Encounter:
         """A key of :data:`READINGS`."""
         if self.difference is None:
             return "diverged"
-        if abs(self.difference.summary.mean) < NEGLIGIBLE:
+        if alike(self.difference.summary):
             return "same"
         if self.q is None:
             return "one seed"

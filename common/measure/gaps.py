@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from stable_forgetting.common.measure.metric import GapColumn, Row
 
+_ROUNDING = 1e-9
+"""Share of their mean by which equal differences differ."""
+
 
 def ks_two_sample(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
     """(statistic, p) of the two-sided Kolmogorov-Smirnov test that both have one distribution.
@@ -171,7 +174,7 @@ class PairedDifference:
         summary: Of the differences, with their 95 % t-interval.
         positive: Seeds with a difference above 0.
         negative: Seeds with a difference below 0.
-        p_value: Two-sided paired t-test; None for one seed.
+        p_value: Two-sided paired t-test, or sign test where all are equal; None for one seed.
     """
 
     summary: Summary
@@ -183,7 +186,8 @@ class PairedDifference:
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
     """``first - second``, paired by position.
 
-    With equal differences throughout, p is 0, or 1 if they are all 0.
+    Metrics move in steps of a sample, so differences may be equal by chance.  Then no spread is
+    known, and p is that of the sign test: 2^(1 - n), or 1 if they are all 0.
     """
     differences = [a - b for a, b in zip(first, second, strict=True)]
     summary = summarise(differences)
@@ -198,7 +202,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Paired
 def _two_sided_p(summary: Summary) -> float | None:
     if summary.std is None:
         return None
-    if summary.std == 0:
-        return 1.0 if summary.mean == 0 else 0.0
+    if summary.std <= _ROUNDING * abs(summary.mean):
+        return 1.0 if summary.mean == 0 else 2.0 ** (1 - summary.n)
     t = summary.mean / (summary.std / math.sqrt(summary.n))
     return max(0.0, 1.0 - student_central(abs(t), summary.n - 1))  # the sum may round above 1

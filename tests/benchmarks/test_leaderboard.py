@@ -11,7 +11,7 @@ from stable_forgetting.benchmarks.leaderboard.data import row_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import floor_line, inapplicable_lines, sections
 from stable_forgetting.benchmarks.leaderboard.tables import main_table
-from stable_forgetting.benchmarks.leaderboard.verdicts import order_lines
+from stable_forgetting.benchmarks.leaderboard.verdicts import _reach, order_lines
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.cells import spread
@@ -181,6 +181,8 @@ def test_a_report_says_what_its_seeds_cannot_tell(board_of):
     assert "2 seeds are too few for verdicts, which take 5: there are no marks." in few
     many = markdown.write(sections(board_of(five(TABLE))))
     assert "With 5 seeds no row of 2 can be shown to be indistinguishable." in many
+    crowd = [row for row in board_of(five(TABLE)).rows if row.label == "gd"] * 14
+    assert "at least 2 of the 14 rows are called different, or none is." in _reach(crowd, 3)
 
 
 def test_a_saturated_metric_is_named(board_of):

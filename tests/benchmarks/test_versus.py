@@ -55,6 +55,7 @@ def test_each_reading(put):
     put("far", {"ours": [9.0, 9.1, 9.3, 9.2], "theirs": [3.0, 3.2, 3.1, 3.4]})
     put("noisy", {"ours": [1.0, 9.0, 2.0, 7.0], "theirs": [5.0, 3.0, 6.0, 4.0]})
     put("equal", {"ours": [1.0, 2.0], "theirs": [1.001, 2.001]})
+    put("mean-alone", {"ours": [1.0, 2.0, 3.0], "theirs": [1.4, 1.6, 3.0]})
     put("lonely", {"ours": [1.0], "theirs": [2.0]})
     put("only-ours", {"ours": [1.0]})
     store = put("gone", {"ours": [1.0, 1.0], "theirs": [2.0, 2.5]}, diverged=("theirs",))
@@ -63,6 +64,7 @@ def test_each_reading(put):
         "far": "farther",
         "gone": "diverged",
         "lonely": "one seed",
+        "mean-alone": "not apart",
         "near": "nearer",
         "noisy": "not apart",
     }

@@ -164,7 +164,8 @@ def test_summaries_and_differences_of_too_few_or_equal_values():
     assert (one.mean, one.std, one.low, one.high, one.n) == (5.0, None, None, None, 1)
     assert paired_difference([1.0], [2.0]).p_value is None
     assert paired_difference([1.0, 2.0], [1.0, 2.0]).p_value == 1
-    assert paired_difference([2.0, 3.0], [1.0, 2.0]).p_value == 0
+    assert paired_difference([2.0, 3.0], [1.0, 2.0]).p_value == 0.5, "two seeds alone"
+    assert paired_difference([0.3, 0.4, 0.5], [0.2, 0.3, 0.4]).p_value == 0.25, "equal but rounding"
     far = [100 / 17**0.5 + move for move in (*[-1.0, 1.0] * 8, 0.0)]  # t is 100
     assert paired_difference(far, [0.0] * 17).p_value == 0
 

@@ -141,6 +141,16 @@ def test_the_correction_counts_the_rows_of_the_table():
     assert crowd.detectable is None, "no size is shown by five seeds beside so many equal rows"
 
 
+def test_rows_differ_together_though_none_is_odd_on_every_seed():
+    """With 5 seeds and 20 rows at least two differ, or none does: p is 1/243 at least."""
+    sides = [*[FAR] * 4, (2.0, 3.2, 3.0)]  # on the last seed a Retrain is the odd one
+    rows = {f"near {k}": evidence(*[SAME] * 5) for k in range(16)}
+    made = judge({f"far {k}": evidence(*sides) for k in range(4)} | rows)
+    assert (made["far 0"].word, made["far 0"].odd) == ("different", 4)
+    alone = judge({"far": evidence(*[FAR] * 5), **rows})
+    assert alone["far"].p == pytest.approx(1 / 243) and alone["far"].word == "undecided"
+
+
 @pytest.mark.parametrize("n", [1, 3, 4])
 def test_few_seeds_carry_p_and_no_mark(n):
     row = judge({"far": evidence(*[FAR] * n)})["far"]
