@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import nn
 
 from stable_forgetting.common.audits import AUDITS, members
 from stable_forgetting.common.audits.base import Measure, ModelAudit, NotApplicable
-from stable_forgetting.common.audits.leak import Leak, LogitLens, blocks_of
+from stable_forgetting.common.audits.leak import Leak, LogitLens, blocks_of, leaving_after
 from stable_forgetting.common.audits.members import (
     MinKPlusPlus,
     ReferenceModel,
@@ -170,6 +171,17 @@ def test_the_lens_reads_what_the_last_block_alone_hides(toy):
     assert len(blocks_of(hidden)) == 2
     with pytest.raises(NotApplicable, match="blocks"):
         blocks_of(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "efficientnet_lite0"])
+def test_the_logit_lens_has_no_meaning_where_stages_follow_a_block(name):
+    model = timm.create_model(name, num_classes=2).eval()
+    with (
+        pytest.raises(NotApplicable, match="blocks"),
+        torch.inference_mode(),
+        leaving_after(blocks_of(model), 1),
+    ):
+        model(torch.zeros(1, 3, 64, 64))
 
 
 # Draws and prompts
