@@ -130,19 +130,29 @@ class Paraphrase(ModelAudit):
     """Paraphrases by rule: the forgotten question in lower case, politely, with a request around.
 
     Formula: accuracy on forget, teacher forced, under each of four fixed rewritings of the
-    question.  A method that forgot one wording alone is found out.
+    question.  A method that forgot one wording alone is found out.  No text is cut, also where
+    data.max_length is less; a rule with which the model's context does not hold every question and
+    its whole answer is left out.
     Source: the worst case over wordings, JensUn (arXiv 2509.02820); the rules are ours.
     """
 
-    info = AuditInfo(1, "minutes", "%", THAT_OF_RETRAIN)
+    info = AuditInfo(2, "minutes", "%", THAT_OF_RETRAIN)
 
     def measure(self, task: AuditTask) -> Measures:
         """Accuracy under every rule."""
+        from stable_forgetting.language.models.families import context_of
+
         source, forget = texts_of(task), task.split.parts["forget"]
         own = dict(zip(forget.tolist(), source.questions_of(forget), strict=True))
         found: Measures = {}
         model = task.load()
         for name, rule in RULES.items():
             prompts = {index: rule(question) for index, question in own.items()}
-            found |= asked(task, model, source.with_questions(prompts), name)
+            try:
+                whole = source.with_questions(prompts).uncut(forget, context_of(model))
+            except DataError:
+                continue
+            found |= asked(task, model, whole, name)
+        if not found:
+            raise NotApplicable("the model's context does not hold the whole answers")
         return found

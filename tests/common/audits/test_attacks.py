@@ -41,7 +41,7 @@ from stable_forgetting.common.audits.weights import (
 )
 from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.data.parts import PARTS, Part, Role
-from stable_forgetting.language.attacks import FewShot, Paraphrase, Zlib
+from stable_forgetting.language.attacks import RULES, FewShot, Paraphrase, Zlib
 from stable_forgetting.language.benchmarks.muse import MuseBenchmark
 from stable_forgetting.language.data.corpus import Item
 from tests.language.made import source_of
@@ -287,6 +287,13 @@ def test_examples_never_push_an_answer_out_of_the_context():
     assert counted == [4 * len(pairs)] * 2
     with pytest.raises(NotApplicable, match="does not hold one more pair"):
         FewShot().measure(task(alone))
+    counted.clear()
+    lower = max(len(source.encode(f"who is {n}?", items[n].answer).ids) for n in forget)
+    found = [list(Paraphrase().measure(task(context))) for context in (5 * alone, lower)]
+    assert found == [[f"{rule} forget" for rule in RULES], ["lower forget"]]
+    assert counted == [4 * len(pairs)] * 5, "a longer question pushes no answer out of max_length"
+    with pytest.raises(NotApplicable, match="does not hold the whole answers"):
+        Paraphrase().measure(task(alone - 1))
 
 
 def test_images_have_no_questions(toy):
