@@ -29,9 +29,12 @@ class Zlib(MemberAttack):
     """zlib: the likelihood of a text per byte of what is left of it when it is compressed.
 
     Formula: score = log p(text) / len(zlib(text)), log p summed over tokens; AUC of forget against
-    unseen.  The code of both sources takes the mean of log p over tokens instead of the sum.
+    unseen.  Of a text that data.max_length cuts, both are of what is left.  The code of both
+    sources takes the mean of log p over tokens instead of the sum.
     Source: Carlini et al. 2021 (arXiv 2012.07805); open-unlearning (evals/metrics/mia).
     """
+
+    info = AuditInfo(3, "minutes", "%", "that of Retrain, near 50")
 
     def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
         """Likelihood over compressed length.
@@ -40,8 +43,8 @@ class Zlib(MemberAttack):
             NotApplicable: The samples are no texts.
         """
         source: Any = task.source
-        read = getattr(source, "answers_of", None)
-        if read is None or not isinstance(read(task.split.parts["forget"][:1])[0], str):
+        read = getattr(source, "read_of", None)
+        if read is None:
             raise NotApplicable("only texts are compressed")
         likely = likelihoods(task, "model")
 

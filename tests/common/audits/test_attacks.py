@@ -400,11 +400,25 @@ def test_zlib_divides_by_the_compressed_length(toy, monkeypatch):
     with pytest.raises(NotApplicable, match="texts"):
         Zlib().measure(toy.task())
     task = toy.task()
-    monkeypatch.setattr(type(task.source), "answers_of", lambda self, ids: ["ab" * 50] * len(ids))
+    source = type(task.source)
+    monkeypatch.setattr(source, "read_of", lambda _, ids: ["ab" * 50] * len(ids), raising=False)
     forget = task.split.parts["forget"]
     score = Zlib().scorer(task)(forget)
     loss = task.collect(toy.original, forget).loss
     np.testing.assert_allclose(score, -loss / len(zlib.compress(b"ab" * 50)), rtol=1e-4)
+
+
+def test_zlib_compresses_what_is_left_of_a_text_that_is_cut():
+    whole = " ".join(f"word {n} is {n * n}." for n in range(40))
+    items = [Item("full", 0, "", text) for text in (whole, "A word is a word.")]
+    source = source_of(items, 400, max_length=2000)
+    assert source.read_of(np.arange(2)) == [item.answer for item in items]
+    short = source_of(items, 400, max_length=24)
+    left = short.decode(short.encode_index(0).ids)
+    assert whole.startswith(left) and len(left) < len(whole)
+    assert short.read_of(np.arange(2)) == [left, items[1].answer]
+    asked = source_of([Item("full", 0, "Which?", whole)], 400, max_length=24)
+    assert whole.startswith(asked.read_of(np.arange(1))[0].strip())
 
 
 # All of them
