@@ -351,6 +351,8 @@ def test_who_was_trained_on_them_is_told_and_equal_models_tell_nothing(toy):
     assert Snapshots().measure(task)["AUC"].value == 50, "Original is Original"
     same = replace(task, load=lambda: copy.deepcopy(toy.retrain))
     assert ReferenceModel().measure(same)["AUC"].value == 50, "the reference itself"
+    told = Snapshots().measure(same)["AUC"].value
+    assert told > 60 and "near 50" not in Snapshots.info.ideal, "Retrain shows it too"
     knows = ReferenceModel().measure(task)["AUC"]
     assert 0 <= knows.low <= knows.value <= knows.high <= 100
     assert MinKPlusPlus().measure(task)["AUC"].value is not None
