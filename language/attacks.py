@@ -29,9 +29,12 @@ class Zlib(MemberAttack):
     """zlib: the likelihood of a text per byte of what is left of it when it is compressed.
 
     Formula: score = log p(text) / len(zlib(text)), log p summed over tokens; AUC of forget against
-    unseen.  The code of both sources takes the mean of log p over tokens instead of the sum.
+    unseen.  Of a text that data.max_length cuts, both are of what is left.  The code of both
+    sources takes the mean of log p over tokens instead of the sum.
     Source: Carlini et al. 2021 (arXiv 2012.07805); open-unlearning (evals/metrics/mia).
     """
+
+    info = AuditInfo(3, "minutes", "%", "that of Retrain, near 50")
 
     def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
         """Likelihood over compressed length.
@@ -40,8 +43,8 @@ class Zlib(MemberAttack):
             NotApplicable: The samples are no texts.
         """
         source: Any = task.source
-        read = getattr(source, "answers_of", None)
-        if read is None or not isinstance(read(task.split.parts["forget"][:1])[0], str):
+        read = getattr(source, "read_of", None)
+        if read is None:
             raise NotApplicable("only texts are compressed")
         likely = likelihoods(task, "model")
 
@@ -130,19 +133,29 @@ class Paraphrase(ModelAudit):
     """Paraphrases by rule: the forgotten question in lower case, politely, with a request around.
 
     Formula: accuracy on forget, teacher forced, under each of four fixed rewritings of the
-    question.  A method that forgot one wording alone is found out.
+    question.  A method that forgot one wording alone is found out.  No text is cut, also where
+    data.max_length is less; a rule with which the model's context does not hold every question and
+    its whole answer is left out.
     Source: the worst case over wordings, JensUn (arXiv 2509.02820); the rules are ours.
     """
 
-    info = AuditInfo(1, "minutes", "%", THAT_OF_RETRAIN)
+    info = AuditInfo(2, "minutes", "%", THAT_OF_RETRAIN)
 
     def measure(self, task: AuditTask) -> Measures:
         """Accuracy under every rule."""
+        from stable_forgetting.language.models.families import context_of
+
         source, forget = texts_of(task), task.split.parts["forget"]
         own = dict(zip(forget.tolist(), source.questions_of(forget), strict=True))
         found: Measures = {}
         model = task.load()
         for name, rule in RULES.items():
             prompts = {index: rule(question) for index, question in own.items()}
-            found |= asked(task, model, source.with_questions(prompts), name)
+            try:
+                whole = source.with_questions(prompts).uncut(forget, context_of(model))
+            except DataError:
+                continue
+            found |= asked(task, model, whole, name)
+        if not found:
+            raise NotApplicable("the model's context does not hold the whole answers")
         return found

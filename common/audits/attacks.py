@@ -16,6 +16,7 @@ from stable_forgetting.common.audits.base import (
     AuditInfo,
     Measure,
     Measures,
+    NotApplicable,
     Parts,
     PopulationAudit,
     TooFew,
@@ -131,10 +132,17 @@ class ULira(PopulationAudit):
 
     def halves(self, models: Sequence[Parts], *, seed: int) -> Measures:
         """A random half of the forget set per model: ``forget`` was trained on and unlearned,
-        ``forget_out`` never seen; every sample is on both sides."""
+        ``forget_out`` never seen; every sample is on both sides.
+
+        Raises:
+            NotApplicable: The models were not scored on the same samples.
+        """
         ids = np.sort(np.concatenate([models[0][part].indices for part in HALVES]))
         values, member = (np.empty((len(models), len(ids)), dtype=d) for d in (np.float64, bool))
         for row, model in enumerate(models):
+            own = np.sort(np.concatenate([model[part].indices for part in HALVES]))
+            if not np.array_equal(own, ids):
+                raise NotApplicable("its models hold different samples: unset evaluation.chunks")
             for part in HALVES:
                 places = np.searchsorted(ids, model[part].indices)
                 values[row, places], member[row, places] = model[part].margin, part == "forget"

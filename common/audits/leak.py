@@ -83,28 +83,37 @@ class Leak(ModelAudit):
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks of the model's longest list of modules of one class.
 
+    Of a class with several lists none counts: they are the stages of a network, or the experts of
+    each layer, and others run after every one of them.
+
     Raises:
         NotApplicable: There is no list of two or more.
     """
     from torch import nn
 
-    lists = [
-        [*module]
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len({*map(type, module)}) == 1
-    ]
-    blocks = max(lists, key=len, default=[])
+    lists: dict[type, list[list[nn.Module]]] = {}
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len({*map(type, module)}) == 1:
+            lists.setdefault(type(module[0]), []).append([*module])
+    blocks = max((own[0] for own in lists.values() if len(own) == 1), key=len, default=[])
     if len(blocks) < 2:
-        raise NotApplicable("the model has no list of two or more blocks")
+        raise NotApplicable("the model has no list of two or more blocks that is its whole depth")
     return blocks
 
 
 @contextmanager
 def leaving_after(blocks: list[nn.Module], count: int) -> Iterator[None]:
-    """While open, the blocks behind the first ``count`` give back what they are given."""
+    """While open, the blocks behind the first ``count`` give back what they are given.
+
+    Raises:
+        NotApplicable: Inside, where a block changes the shape of the state.
+    """
 
     def passed_on(_: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
         state = inputs[0] if inputs else named["hidden_states"]
+        made = output[0] if isinstance(output, tuple) else output
+        if made.shape != state.shape:
+            raise NotApplicable("the model's blocks change the shape of the state")
         return (state, *output[1:]) if isinstance(output, tuple) else state
 
     with ExitStack() as hooks:

@@ -230,6 +230,8 @@ class Snapshots(MemberAttack):
     Source: 2505.24379 (two checkpoints of one model); Chen et al. 2021 (arXiv 2005.02205).
     """
 
+    info = AuditInfo(2, "minutes", "%", "that of Retrain")
+
     def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
         """How much the likelihood fell."""
         return _ratio(task, "original", "model")

@@ -90,6 +90,15 @@ class TextSource:
         """The answers at (N,) indices; of plain texts, the texts."""
         return [self._replaced.get(i, self.corpus.items[i].answer) for i in indices.tolist()]
 
+    def read_of(self, indices: np.ndarray) -> list[str]:
+        """The answers at (N,) indices, or what the length limit leaves of them."""
+        texts = self.answers_of(indices)
+        for place, index in enumerate(indices.tolist()):
+            pair, question = self.encode_index(index), self.corpus.items[index].question
+            if (question, texts[place]) in self.encoder.cut:
+                texts[place] = self.decode((pair.labels if question else pair.ids).tolist())
+        return texts
+
     def with_answers(self, answers: Mapping[int, str]) -> TextSource:
         """The same questions with other answers at some indices; shares the memory of texts."""
         other = TextSource.__new__(TextSource)

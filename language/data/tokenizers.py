@@ -147,6 +147,7 @@ class Encoder:
     Attributes:
         calls: How many texts were tokenised.
         truncated: How many pairs were cut.
+        cut: Which of them.
         window: Tokens that the model reads, where its config says so: a longer pair is refused.
         given: Plain text -> its ids, where it is a slice of a longer one's tokens.
     """
@@ -161,6 +162,7 @@ class Encoder:
             self.end = tokenizer.convert_tokens_to_ids(template.end)
         self.calls = 0
         self.truncated = 0
+        self.cut: set[tuple[str, str]] = set()
         self._prompts: dict[str, list[int]] = {}
         self._answers: dict[str, list[int]] = {}
         self._pairs: dict[tuple[str, str], Encoded] = {}
@@ -281,7 +283,10 @@ class Encoder:
         """Prompt and answer; a plain text (empty question) is predicted from its second token."""
         key = (question, answer)
         if key not in self._pairs:
+            before = self.truncated
             ids, start = self._encode(question, answer)
+            if self.truncated > before:
+                self.cut.add(key)
             if not 1 <= start < len(ids):
                 raise DataError(
                     f"'{(question or answer)[:60]}': no label is left within data.max_length"

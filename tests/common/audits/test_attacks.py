@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import nn
 
 from stable_forgetting.common.audits import AUDITS, members
 from stable_forgetting.common.audits.base import Measure, ModelAudit, NotApplicable
-from stable_forgetting.common.audits.leak import Leak, LogitLens, blocks_of
+from stable_forgetting.common.audits.leak import Leak, LogitLens, blocks_of, leaving_after
 from stable_forgetting.common.audits.members import (
     MinKPlusPlus,
     ReferenceModel,
@@ -40,7 +41,7 @@ from stable_forgetting.common.audits.weights import (
 )
 from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.data.parts import PARTS, Part, Role
-from stable_forgetting.language.attacks import FewShot, Paraphrase, Zlib
+from stable_forgetting.language.attacks import RULES, FewShot, Paraphrase, Zlib
 from stable_forgetting.language.benchmarks.muse import MuseBenchmark
 from stable_forgetting.language.data.corpus import Item
 from tests.language.made import source_of
@@ -172,6 +173,17 @@ def test_the_lens_reads_what_the_last_block_alone_hides(toy):
         blocks_of(nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "efficientnet_lite0"])
+def test_the_logit_lens_has_no_meaning_where_stages_follow_a_block(name):
+    model = timm.create_model(name, num_classes=2).eval()
+    with (
+        pytest.raises(NotApplicable, match="blocks"),
+        torch.inference_mode(),
+        leaving_after(blocks_of(model), 1),
+    ):
+        model(torch.zeros(1, 3, 64, 64))
+
+
 # Draws and prompts
 
 
@@ -275,6 +287,13 @@ def test_examples_never_push_an_answer_out_of_the_context():
     assert counted == [4 * len(pairs)] * 2
     with pytest.raises(NotApplicable, match="does not hold one more pair"):
         FewShot().measure(task(alone))
+    counted.clear()
+    lower = max(len(source.encode(f"who is {n}?", items[n].answer).ids) for n in forget)
+    found = [list(Paraphrase().measure(task(context))) for context in (5 * alone, lower)]
+    assert found == [[f"{rule} forget" for rule in RULES], ["lower forget"]]
+    assert counted == [4 * len(pairs)] * 5, "a longer question pushes no answer out of max_length"
+    with pytest.raises(NotApplicable, match="does not hold the whole answers"):
+        Paraphrase().measure(task(alone - 1))
 
 
 def test_images_have_no_questions(toy):
@@ -332,6 +351,8 @@ def test_who_was_trained_on_them_is_told_and_equal_models_tell_nothing(toy):
     assert Snapshots().measure(task)["AUC"].value == 50, "Original is Original"
     same = replace(task, load=lambda: copy.deepcopy(toy.retrain))
     assert ReferenceModel().measure(same)["AUC"].value == 50, "the reference itself"
+    told = Snapshots().measure(same)["AUC"].value
+    assert told > 60 and "near 50" not in Snapshots.info.ideal, "Retrain shows it too"
     knows = ReferenceModel().measure(task)["AUC"]
     assert 0 <= knows.low <= knows.value <= knows.high <= 100
     assert MinKPlusPlus().measure(task)["AUC"].value is not None
@@ -381,11 +402,25 @@ def test_zlib_divides_by_the_compressed_length(toy, monkeypatch):
     with pytest.raises(NotApplicable, match="texts"):
         Zlib().measure(toy.task())
     task = toy.task()
-    monkeypatch.setattr(type(task.source), "answers_of", lambda self, ids: ["ab" * 50] * len(ids))
+    source = type(task.source)
+    monkeypatch.setattr(source, "read_of", lambda _, ids: ["ab" * 50] * len(ids), raising=False)
     forget = task.split.parts["forget"]
     score = Zlib().scorer(task)(forget)
     loss = task.collect(toy.original, forget).loss
     np.testing.assert_allclose(score, -loss / len(zlib.compress(b"ab" * 50)), rtol=1e-4)
+
+
+def test_zlib_compresses_what_is_left_of_a_text_that_is_cut():
+    whole = " ".join(f"word {n} is {n * n}." for n in range(40))
+    items = [Item("full", 0, "", text) for text in (whole, "A word is a word.")]
+    source = source_of(items, 400, max_length=2000)
+    assert source.read_of(np.arange(2)) == [item.answer for item in items]
+    short = source_of(items, 400, max_length=24)
+    left = short.decode(short.encode_index(0).ids)
+    assert whole.startswith(left) and len(left) < len(whole)
+    assert short.read_of(np.arange(2)) == [left, items[1].answer]
+    asked = source_of([Item("full", 0, "Which?", whole)], 400, max_length=24)
+    assert whole.startswith(asked.read_of(np.arange(1))[0].strip())
 
 
 # All of them
