@@ -181,7 +181,8 @@ class MinKPlusPlus(MemberAttack):
 
     Formula: score = mean over the ``share`` of positions with the smallest z of z = (log p_y - mu)
     / sigma, mu and sigma mean and deviation of log p_v over v ~ p; AUC of forget against unseen.
-    A classifier has one position.
+    A classifier has one position.  The number of positions is rounded up, and the last label
+    counts; open-unlearning rounds down and leaves that label out.
     Source: Zhang et al. 2024 (arXiv 2404.02936); open-unlearning (evals/metrics/mia).
     """
 
