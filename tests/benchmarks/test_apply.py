@@ -342,6 +342,25 @@ def test_an_empty_folder_may_be_filled_and_a_filled_one_is_kept(request_):
     assert rest == [request_.out.name], "what a process left that was killed at its end is swept"
 
 
+@pytest.mark.parametrize("place", ["link", "mount", "here"])
+def test_a_folder_that_cannot_be_replaced_is_refused_before_the_work(
+    request_, tmp_path, monkeypatch, place
+):
+    out, empty = tmp_path / "out", tmp_path / "empty"
+    empty.mkdir()
+    if place == "link":
+        out.symlink_to(empty)
+    elif place == "mount":
+        out.mkdir()
+        monkeypatch.setattr("os.path.ismount", lambda path: path == out)
+    else:
+        monkeypatch.chdir(empty)
+        out = Path()
+    with pytest.raises(ConfigError, match="cannot replace; give a new folder inside"):
+        apply(dataclasses.replace(request_, out=out), progress=lambda *_: pytest.fail("trained"))
+    assert list(empty.iterdir()) == [] and not list(tmp_path.glob(".out*"))
+
+
 def test_grey_models_get_grey_images(world, tmp_path, request_):
     with torch.random.fork_rng():
         model = trained(tiny_vit(in_chans=1), [world / "retain"], chans=1)
