@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -53,6 +54,10 @@ def sync(paths: Iterable[Path]) -> None:
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
+        except OSError as error:
+            # file systems such as shared folders of virtual machines sync no folder
+            if error.errno != errno.EINVAL or not path.is_dir():
+                raise
         finally:
             os.close(handle)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -294,6 +295,22 @@ def test_whatever_is_renamed_was_synced_before(store, monkeypatch):
     written(store)
     # new folders, done.json; then x.txt, done.json, both folders, the rename, the folder of stages
     assert events == ["fsync"] * 3 + ["rename"] + ["fsync"] * 5 + ["rename", "fsync"]
+
+
+def test_a_file_system_that_syncs_no_folder_is_written(store, monkeypatch):
+    sync = os.fsync
+
+    def refuse(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    written(store)
+    assert all(not problem for _, problem in store.verify())
+    monkeypatch.setattr(os, "fsync", lambda handle: os.fstat(-1))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        written(store)
 
 
 # JSON --------------------------------------------------------------------------------------------
