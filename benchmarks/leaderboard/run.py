@@ -219,8 +219,9 @@ def execute(
 
 
 def _compare_listing(suite: ResolvedSuite, runtime: Runtime) -> None:
-    """Warns where data or given weights are not as they were at the first run of the suite."""
+    """Warns where files of data, probes or weights are not as at the first run of the suite."""
     listing = BENCHMARKS[suite.spec.benchmark].listing(suite.protocol, runtime)
+    listing += "".join(e.probe.listing(runtime.data_root) for e in suite.probes.values())
     path = runtime.store / "suites" / suite.name / LISTING
     if listing and not path.is_file():
         write_text(path, listing)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stable_forgetting.benchmarks.leaderboard import run
 from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import foreign_code
@@ -159,6 +160,20 @@ def test_an_edit_of_given_weights_is_noticed(tmp_path, tiny_suite, tiny_text_sui
     assert before and before == listing(protocol, Runtime())
     weights.write_bytes(b"other")
     assert before != listing(protocol, Runtime())
+
+
+def test_a_finished_table_says_that_a_probes_texts_changed(tmp_path, tiny_text_suite, caplog):
+    texts = tmp_path / "prose.txt"
+    texts.write_text("one two three")
+    probes = {"perplexity": {"files": {"prose": "prose.txt"}}}
+    suite = load_suite(str(tiny_text_suite(probes=probes)))
+    runtime = Runtime(store=tmp_path / "store", data_root=tmp_path)
+    for _ in range(2):
+        run._compare_listing(suite, runtime)
+        assert not caplog.text
+    texts.write_text("something else")
+    run._compare_listing(suite, runtime)
+    assert "texts or given weights changed since its first run" in caplog.text
 
 
 def test_a_suite_names_its_plugin_beside_itself(tmp_path, tiny_suite, loaded, monkeypatch):
