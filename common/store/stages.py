@@ -135,7 +135,9 @@ class StageStore:
             place.parent.mkdir(exist_ok=True)
             os.rename(self._stages / stage, place)
         except OSError:
-            return Damaged(f"{path}: {reason}; delete {self._stages / stage} and run again")
+            if (self._stages / stage).exists():
+                return Damaged(f"{path}: {reason}; delete {self._stages / stage} and run again")
+            place = place.parent  # another process that saw the damage was faster
         error = Damaged(f"{path}: {reason}; its stage is now in {place} and is made again by a run")
         error.set_aside = True
         return error

@@ -260,6 +260,20 @@ def test_every_flipped_byte_is_found(store):
         store.checked("a", KEY)
 
 
+def test_damage_that_another_process_has_set_aside_is_no_error_to_mend(store, monkeypatch):
+    folder, rename = written(store), os.rename
+    (folder / "deep" / "x.txt").write_text("damaged")
+
+    def late(source, target):
+        rename(source, f"{target}-of-another")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    with pytest.raises(Damaged, match=r"is now in .*damaged and is made again") as caught:
+        store.checked("a", KEY)
+    assert caught.value.set_aside and not folder.exists()
+
+
 def test_a_changed_fact_and_a_swapped_file_are_found(store):
     done = written(store) / DONE
     done.write_text(done.read_text().replace('"seed": 3', '"seed": 4'))
