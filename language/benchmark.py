@@ -21,6 +21,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.files import listing
 from stable_forgetting.common.base.seeding import derive
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import Role
@@ -131,6 +132,13 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
             return {"evaluation": config.evaluation}
         assert kind == "measure", kind
         return {}
+
+    @classmethod
+    def listing(cls, config: Any, runtime: Runtime) -> str:
+        """Of files that the suite names, and of a folder of weights."""
+        name = config.model.name
+        weights = "" if name == "tiny" else listing([Path(name)])
+        return str(config.data.listing(runtime.data_root)) + weights
 
     @classmethod
     def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
@@ -309,12 +317,11 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """All parts of the split; a trial has none that only reports."""
-        measured = {
+        return {
             part: np.asarray(indices)
             for part, indices in split.parts.items()
             if len(indices) and not (trial and self.role_of(part) is Role.REPORT)
         }
-        return measured
 
     @abstractmethod
     def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
@@ -327,15 +334,8 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
         from stable_forgetting.language.measure.ask import score_rows
 
         metrics = {part: self.asked(part, trial=trial) for part in parts}
-        return score_rows(
-            model,
-            self.source,
-            parts,
-            metrics,
-            self.config.evaluation,
-            encode=self.encode,
-            masked_id=self.masked_id,
-        )
+        how: dict[str, Any] = {"encode": self.encode, "masked_id": self.masked_id}
+        return score_rows(model, self.source, parts, metrics, self.config.evaluation, **how)
 
     def encode(self, item: Item) -> Encoded:
         """A row as tokens that are scored: the answer after its question in the template."""

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stable_forgetting.common.base.files import listing
 from stable_forgetting.common.base.seeding import derive, hash_order
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import Role
@@ -86,11 +87,14 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
 
     @classmethod
     def listing(cls, config: Any, runtime: Runtime) -> str:
-        """Of a folder of images; empty for other data."""
+        """Of a folder of images, and of a file or folder of weights; empty for others."""
         from stable_forgetting.vision.data.folders import listing_digest
 
         folder, root = config.data.folder, runtime.data_root
-        return listing_digest(Path(root) / folder) if folder and root else ""
+        images = listing_digest(Path(root) / folder) if folder and root else ""
+        return images + (
+            listing([Path(config.model.checkpoint)]) if config.model.checkpoint else ""
+        )
 
     @classmethod
     def scenario_of(cls, config: Any) -> str:

@@ -23,7 +23,7 @@ from stable_forgetting.benchmarks.pipeline.unlearning import count_parameters, t
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import CheckpointError, DataError, Diverged
-from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.base.registry import METHODS, plugin_code
 from stable_forgetting.common.bounded.attach import adapter_statistics, detach
 from stable_forgetting.common.bounded.files import AdapterState, adapter_state
 from stable_forgetting.common.bounded.layer import adapted_layers, warn_of_loss
@@ -31,6 +31,7 @@ from stable_forgetting.common.data.access import DataAccess
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.protocol.given import SEEN, VALIDATION, Application, GivenBenchmark
 from stable_forgetting.common.store.records import environment
+from stable_forgetting.common.store.stages import ENGINE_VERSION
 from stable_forgetting.common.train.protocols import Progress, Telemetry
 
 SCHEMA = 2
@@ -223,7 +224,8 @@ class Run:
         if out is None:
             return self._run(statement, None)
         tried = [_about(name, config) for name, config in self.configs.items()]
-        with workplace(out, {**statement, "methods": tried}) as place:
+        code = [ENGINE_VERSION, *plugin_code(tried)]
+        with workplace(out, {**statement, "methods": tried, "code": code}) as place:
             result = self._run(statement, place)
             if not processes.is_main():
                 return replace(result, out=out)
@@ -309,7 +311,6 @@ class Run:
         return Result("diverged", statement, self.benchmark)
 
     def _identity(self) -> dict[str, Any]:
-        application = self.application
         name, config = next(iter(self.configs.items()))
         return {
             "schema_version": SCHEMA,
@@ -319,8 +320,8 @@ class Run:
             "modality": self.benchmark.kind,
             **self.benchmark.about(),
             "scenario": self.benchmark.scenario or None,
-            "method": {**_about(name, config), "preset": application.preset},
-            "seed": application.seed,
+            "method": {**_about(name, config), "preset": self.application.preset},
+            "seed": self.application.seed,
             "device": str(self.device),
         }
 

@@ -76,11 +76,17 @@ def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
 
 
 def check_out(out: Path) -> None:
-    """Refuses a folder that holds something, or cannot be written."""
+    """Refuses a folder that holds something, cannot be written, or cannot be replaced."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         tidy(out)
         raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
     check_writable(out, "out")
+    # a rename takes the place of the empty folder in the end
+    if out.is_symlink() or os.path.ismount(out) or (out.exists() and out.samefile(Path())):
+        raise ConfigError(
+            f"{out}: is a link, a mounted folder or the working folder, which the result cannot "
+            f"replace; give a new folder inside, such as {out / 'forgotten'}"
+        )
 
 
 def tidy(out: Path) -> None:

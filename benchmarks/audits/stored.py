@@ -110,7 +110,7 @@ def stored_plan(suite: ResolvedSuite, store: StageStore) -> StoredPlan:
     plan = _made(suite, store, state)
     plan.pooled = _pooled(suite, store, seeds)
     if path.parent.is_dir() and processes.is_main():
-        with suppress(PermissionError):  # a store that cannot be written is read all the same
+        with suppress(OSError):  # a store that cannot be written is read all the same
             write_text(path, plan.text())
     return plan
 

@@ -29,17 +29,16 @@ from stable_forgetting.benchmarks.cli.session import finish, working
 from stable_forgetting.benchmarks.costs.estimate import estimate_sections, estimates
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.events import export_samples, read_runs
-from stable_forgetting.benchmarks.leaderboard.freeing import (
-    free,
-    freeable,
-    remove_rows,
-    told,
-)
+from stable_forgetting.benchmarks.leaderboard.freeing import free, freeable, remove_rows, told
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.run import execute
 from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples
 from stable_forgetting.benchmarks.leaderboard.tuning import skipped_lines
-from stable_forgetting.benchmarks.paper.rehearsals import full_suites, write_rehearsal
+from stable_forgetting.benchmarks.paper.rehearsals import (
+    full_suites,
+    read_rehearsals,
+    write_rehearsal,
+)
 from stable_forgetting.benchmarks.pipeline.executors import make_executor, prepare_worker
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import run_stage
@@ -293,6 +292,8 @@ def _rehearse_suites(
     """Tries suites on the CPU and in a folder that is deleted; options that are ``given`` hold."""
     if record is not None and (selection.only or selection.set_ or selection.seeds):
         raise ConfigError("--record: a suite is rehearsed whole; leave --only, --set, --seeds out")
+    if record is not None:
+        read_rehearsals(record)  # what cannot be added to is refused before the work
     names = full_suites() if name == "full" else [name]
     suites = [suite for each in names for suite in selection.suites(each, machine.store)]
     failed = False

@@ -12,7 +12,7 @@ from stable_forgetting.benchmarks.suite.remembered import FILE, remembered
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.store.stages import FREED, StageStore
 from stable_forgetting.common.store.weights import WEIGHTS
 
 FILES = (WEIGHTS, "adapter.safetensors")
@@ -75,10 +75,11 @@ def _ancestors(stage: Stage) -> Iterator[str]:
 
 
 def _size(stage: Stage, store: StageStore) -> int:
-    """Bytes of a complete stage's weights."""
+    """Bytes of a complete stage's weights, with those that a kill left while they were freed."""
     done = store.done(stage.kind, stage.key) or {}
     folder = store.folder(stage.kind, stage.key)
-    held = [folder / name for name in FILES if name in done.get("files", {})]
+    known = {*done.get("files", {}), *done.get(FREED, {})}
+    held = [folder / name for name in FILES if name in known]
     return sum(path.stat().st_size for path in held if path.is_file())
 
 

@@ -219,15 +219,16 @@ def execute(
 
 
 def _compare_listing(suite: ResolvedSuite, runtime: Runtime) -> None:
-    """Warns where the files of the data are not as they were at the first run of the suite."""
+    """Warns where files of data, probes or weights are not as at the first run of the suite."""
     listing = BENCHMARKS[suite.spec.benchmark].listing(suite.protocol, runtime)
+    listing += "".join(e.probe.listing(runtime.data_root) for e in suite.probes.values())
     path = runtime.store / "suites" / suite.name / LISTING
     if listing and not path.is_file():
         write_text(path, listing)
     elif listing and path.read_text(encoding="utf-8") != listing:
         logger.warning(
-            "%s: names, sizes or times of its images changed since its first run; if the images "
-            "did, take another --store, and if not, remove %s",
+            "%s: names, sizes or times of its images, texts or given weights changed since its "
+            "first run; if what they hold did, take another --store, and if not, remove %s",
             suite.name,
             path,
         )

@@ -15,6 +15,7 @@ from stable_forgetting.benchmarks.costs.estimate import estimates
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.benchmarks.suite.suite import SUITES, suite_names
 from stable_forgetting.common.base.config import canonical
+from stable_forgetting.common.base.errors import DataError, one_line
 from stable_forgetting.common.base.files import json_digest, write_json
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 
@@ -55,10 +56,19 @@ def digest(suite: ResolvedSuite) -> str:
 
 
 def read_rehearsals(path: Path = RECORD) -> dict[str, dict[str, Any]]:
-    """Suite -> ``digest``, ``date``, ``rows`` and ``cpu_seconds`` of its rehearsal."""
-    if not path.is_file():
+    """Suite -> ``digest``, ``date``, ``rows`` and ``cpu_seconds`` of its rehearsal.
+
+    Raises:
+        DataError: The file holds something else.
+    """
+    if not path.exists():
         return {}
-    entries: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        entries: dict[str, dict[str, Any]] = dict(json.loads(path.read_bytes()).items())
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path}: holds no record of rehearsals ({one_line(error)}); name another file"
+        ) from None
     return entries
 
 

@@ -81,19 +81,25 @@ class WorkerPool(Executor):
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
     def abandon(self) -> None:
-        """Asks the processes to end: a training writes a checkpoint first."""
+        """Asks the processes to end: a training writes a checkpoint first.
+
+        A second signal, which is raised while this one waits, ends them at once.
+        """
         workers = list((self._pool._processes or {}).values())
         manager = getattr(self._pool, "_executor_manager_thread", None)
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in workers:
             process.terminate()
         limit = time.monotonic() + GRACE
-        for process in workers:
-            process.join(max(0.0, limit - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-        if manager is not None:  # at its exit Python would write to a pipe that this thread closes
-            manager.join(GRACE)
+        try:
+            for process in workers:
+                process.join(max(0.0, limit - time.monotonic()))
+        finally:
+            for process in workers:
+                if process.is_alive():
+                    process.kill()
+            if manager is not None:  # at its exit Python would write to a pipe that it closes
+                manager.join(GRACE)
 
 
 def _until_stopped(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

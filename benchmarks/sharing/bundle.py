@@ -61,7 +61,7 @@ def write_bundle(board: Leaderboard, store: StageStore, out: Path) -> int:
             f"{board.suite.name}"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    folder = beside(out)
+    folder, packed = beside(out), beside(out)
     folder.mkdir()
     try:
         _fill(folder, board, store)
@@ -69,7 +69,6 @@ def write_bundle(board: Leaderboard, store: StageStore, out: Path) -> int:
         manifest = _manifest(board, files)
         (folder / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
         if out.suffix == ".zip":
-            packed = beside(out)
             with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
                 for name in (MANIFEST, *files):
                     archive.write(folder / name, name)
@@ -78,6 +77,7 @@ def write_bundle(board: Leaderboard, store: StageStore, out: Path) -> int:
             publish(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        packed.unlink(missing_ok=True)
     return len(files) + 1
 
 

@@ -156,7 +156,7 @@ class Benchmark(ModelFamily):
 
     @classmethod
     def listing(cls, config: Any, runtime: Runtime) -> str:
-        """What changes with the files of the data, without reading them; empty if none is known."""
+        """What changes with files of data and weights, without reading them; empty without any."""
         return ""
 
     @classmethod

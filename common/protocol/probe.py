@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stable_forgetting.common.base.config import Strict, validate
 from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.files import listing
 from stable_forgetting.common.base.registry import Registry
 from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.protocol.benchmark import Benchmark
@@ -100,6 +101,13 @@ class Probe(ABC):
         """
         for row in self.files:
             self.file(row, data_root)
+
+    def listing(self, data_root: Path | None) -> str:
+        """What changes with its files, unread; empty where it has none, or one is missing."""
+        try:
+            return listing([self.file(row, data_root) for row in self.files])
+        except DataError:
+            return ""
 
     @abstractmethod
     def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:

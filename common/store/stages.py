@@ -135,7 +135,9 @@ class StageStore:
             place.parent.mkdir(exist_ok=True)
             os.rename(self._stages / stage, place)
         except OSError:
-            return Damaged(f"{path}: {reason}; delete {self._stages / stage} and run again")
+            if (self._stages / stage).exists():
+                return Damaged(f"{path}: {reason}; delete {self._stages / stage} and run again")
+            place = place.parent  # another process that saw the damage was faster
         error = Damaged(f"{path}: {reason}; its stage is now in {place} and is made again by a run")
         error.set_aside = True
         return error
@@ -209,13 +211,14 @@ class StageStore:
 
         A stage that was made before digests were kept stays as it is.
         """
-        done, folder = self.done(kind, key) or {}, self.folder(kind, key)
+        names, folder = [*names], self.folder(kind, key)
+        done = self.done(kind, key) or {}
         files = done.get("files", {})
         freed = {name: files.pop(name) for name in names if name in files}
         if freed:
             done[FREED] = {**done.get(FREED, {}), **freed}
             write_json(folder / DONE, {**done, "sha256": json_digest(done)})
-        for name in freed:
+        for name in done.get(FREED, {}).keys() & names:  # a kill may have left some
             (folder / name).unlink(missing_ok=True)
 
     def sweep(self) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_serializer, model_validator
 
 from stable_forgetting.common.base.config import Strict, did_you_mean
+from stable_forgetting.common.base.files import listing
 from stable_forgetting.common.base.registry import Registry
 from stable_forgetting.language.data.corpus import Corpus
 from stable_forgetting.language.data.source import Encoder
@@ -89,6 +90,12 @@ class TextDataConfig(Strict):
         """Itself, or invented texts of the same sizes where its files are absent."""
         return self
 
+    def listing(self, data_root: Path | None) -> str:
+        """What changes with files that a suite names (``files``), unread; empty where none are."""
+        files = getattr(self, "files", None)
+        paths = files.values() if isinstance(files, Mapping) else ()
+        return listing((data_root or Path.cwd()) / path for path in paths)
+
     def vocabulary(self, corpus: Corpus) -> Corpus:
         """What a tokenizer is trained on, where one is; a reader may leave doubles out."""
         return corpus
@@ -152,12 +159,15 @@ for _name, _target, _summary in (
 def load_corpus(config: TextDataConfig, data_root: Path | None = None) -> Corpus:
     """All items of a data set; the same call in one process reads once.
 
+    Files that a suite names are read anew where their sizes or times changed.
+
     Raises:
         DataError: Data are missing, damaged or have other rows than they must.
     """
-    return _load(config.model_dump_json(), None if data_root is None else Path(data_root).resolve())
+    root = None if data_root is None else Path(data_root).resolve()
+    return _load(config.model_dump_json(), root, config.listing(root))
 
 
 @lru_cache(maxsize=4)
-def _load(config_json: str, data_root: Path | None) -> Corpus:
+def _load(config_json: str, data_root: Path | None, listing: str) -> Corpus:
     return TextDataConfig.model_validate_json(config_json).read(data_root)

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from timm.models import save_for_hf
 from stable_forgetting import benchmarks  # noqa: F401 - registers every method
 from stable_forgetting.benchmarks.apply import Application, apply
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, UserError
+from stable_forgetting.common.base.registry import METHODS, load_plugins
 from stable_forgetting.common.bounded.attach import detach
 from stable_forgetting.common.bounded.files import load_adapter
 from stable_forgetting.common.membership.attacks import loss_threshold_attack
@@ -342,6 +344,25 @@ def test_an_empty_folder_may_be_filled_and_a_filled_one_is_kept(request_):
     assert rest == [request_.out.name], "what a process left that was killed at its end is swept"
 
 
+@pytest.mark.parametrize("place", ["link", "mount", "here"])
+def test_a_folder_that_cannot_be_replaced_is_refused_before_the_work(
+    request_, tmp_path, monkeypatch, place
+):
+    out, empty = tmp_path / "out", tmp_path / "empty"
+    empty.mkdir()
+    if place == "link":
+        out.symlink_to(empty)
+    elif place == "mount":
+        out.mkdir()
+        monkeypatch.setattr("os.path.ismount", lambda path: path == out)
+    else:
+        monkeypatch.chdir(empty)
+        out = Path()
+    with pytest.raises(ConfigError, match="cannot replace; give a new folder inside"):
+        apply(dataclasses.replace(request_, out=out), progress=lambda *_: pytest.fail("trained"))
+    assert list(empty.iterdir()) == [] and not list(tmp_path.glob(".out*"))
+
+
 def test_grey_models_get_grey_images(world, tmp_path, request_):
     with torch.random.fork_rng():
         model = trained(tiny_vit(in_chans=1), [world / "retain"], chans=1)
@@ -398,6 +419,40 @@ def test_another_application_does_not_go_on_from_a_foreign_checkpoint(request_, 
     apply(other, progress=lambda step, total, loss: seen.append(step))
     assert seen == [*range(1, 9)]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+PLUGIN = """
+from stable_forgetting.common import METHODS, GradientConfig, GradientMethod, MethodInfo
+from stable_forgetting.common import gradient_difference
+
+@METHODS.register("mine")
+class Mine(GradientMethod):
+    '''Gradient difference times a factor.'''
+    info = MethodInfo(1, "here", frozenset({"forget", "retain"}))
+    Config = GradientConfig
+    def prepare(self, task):
+        return gradient_difference(1.0, 1.0)
+"""
+
+
+def test_an_edited_plugin_does_not_go_on_from_its_checkpoint(request_, tmp_path, monkeypatch):
+    def stop(step, total, loss):
+        seen.append(step)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
+    for factor in ("1.0", "2.0"):
+        (tmp_path / "mine.py").write_text(PLUGIN.replace("1.0", factor))
+        load_plugins([str(tmp_path / "mine.py")], installed=False)
+        params = ("steps=4", "batch_size=16", "checkpoint_every=1")
+        own = dataclasses.replace(request_, method="mine", params=params)
+        seen = []
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                apply(own, progress=stop)
+        finally:
+            del sys.modules["stable_forgetting_plugin_mine"], METHODS._entries["mine"]
+        assert seen == [1]
 
 
 def test_two_applications_do_not_share_a_folder(request_):

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,3 +102,27 @@ def test_a_card_that_is_full_is_told_with_its_mends():
     shared = f"{text} Process 7 has 9 GiB memory in use. Process 8 has 20 GiB memory in use."
     assert "run again with fewer --workers" in run.with_mends(load_suite("digits-class"), shared)
     assert run.with_mends(full, "gd/seed-1: ValueError: no") == "gd/seed-1: ValueError: no"
+
+
+def test_a_second_signal_does_not_wait_for_a_workers_step():
+    class Worker:
+        alive = True
+
+        def terminate(self):
+            """It goes on to the end of its step."""
+
+        def join(self, timeout):
+            raise KeyboardInterrupt
+
+        def is_alive(self):
+            return self.alive
+
+        def kill(self):
+            self.alive = False
+
+    pool, workers = executors.WorkerPool(2, (1, ())), [Worker(), Worker()]
+    started = dict(enumerate(workers))
+    pool._pool = SimpleNamespace(_processes=started, shutdown=lambda **_: None)
+    with pytest.raises(KeyboardInterrupt):
+        pool.abandon()
+    assert not any(worker.alive for worker in workers)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
-from stable_forgetting.benchmarks.leaderboard.freeing import FILES, freeable, remove_rows
+from stable_forgetting.benchmarks.leaderboard.freeing import FILES, free, freeable, remove_rows
 from stable_forgetting.benchmarks.pipeline.measuring import AUDIT_FILE
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.remembered import suite_files
@@ -51,6 +52,22 @@ def test_a_finished_suite_keeps_its_records_alone(filled, cli):
     again = cli("run", path, "--store", store, "--free-weights", "--workers", 1)
     assert "0.0 MB of weights in 0 stages" in again.out and again.code == 0
     assert all(not problem for _, problem in StageStore(store).verify())
+
+
+def test_what_a_kill_left_is_freed_too(filled, monkeypatch):
+    path, root = filled
+    suite, store, held = load_suite(str(path)), StageStore(root), weights(root)
+
+    def killed(file, **_):
+        if file in held:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "unlink", killed)
+        free(freeable(suite, store), store)
+    assert weights(root) == held
+    free(freeable(suite, store), store)
+    assert not weights(root) and not freeable(suite, store)
 
 
 def test_a_built_in_suite_may_lie_in_the_same_store(filled):

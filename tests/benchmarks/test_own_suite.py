@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stable_forgetting.benchmarks.leaderboard import run
 from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import foreign_code
@@ -15,10 +16,16 @@ from stable_forgetting.benchmarks.suite.remembered import FILE, suite_digest, su
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.errors import ConfigError, DataError
-from stable_forgetting.common.base.registry import METHODS, load_plugins, plugin_files
+from stable_forgetting.common.base.registry import (
+    BENCHMARKS,
+    METHODS,
+    load_plugins,
+    plugin_files,
+)
 from stable_forgetting.common.bounded.phi import PHIS
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.language.data.readers import load_corpus
 
 PLUGIN = """
 from stable_forgetting.common import (
@@ -117,6 +124,56 @@ def test_a_plugin_edited_under_a_run_stops_it(tmp_path, tiny_suite, loaded, find
     loaded(plugin)
     with pytest.raises(DataError, match=r"mine/seed-1: its plugin was edited .*run again"):
         StageContext(stage, Runtime(store=tmp_path))
+
+
+def test_an_edit_of_texts_is_noticed_and_read(tmp_path, tiny_text_suite):
+    for name in ("forget", "retain"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "what {name} says"}}\n')
+    files = {name: f"{name}.jsonl" for name in ("forget", "retain")}
+    none = dict.fromkeys(("authors", "forget_authors", "questions"))
+    data = {"name": "jsonl", "files": files, **none}
+    protocol = load_suite(str(tiny_text_suite(protocol={"data": data}))).protocol
+    listing = BENCHMARKS["tofu"].listing
+    before = listing(protocol, Runtime(data_root=tmp_path))
+    read = load_corpus(protocol.data, tmp_path)
+    assert before == listing(protocol, Runtime(data_root=tmp_path))
+    assert read is load_corpus(protocol.data, tmp_path), "once per process"
+    (tmp_path / "forget.jsonl").write_text('{"text": "something else"}\n')
+    assert before != listing(protocol, Runtime(data_root=tmp_path))
+    assert load_corpus(protocol.data, tmp_path).items[0].answer == "something else"
+    assert listing(protocol, Runtime(data_root=tmp_path / "elsewhere")) == "", "none is there"
+
+
+@pytest.mark.parametrize("kind", ["vision", "tofu"])
+def test_an_edit_of_given_weights_is_noticed(tmp_path, tiny_suite, tiny_text_suite, kind):
+    weights = tmp_path / "given" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"one")
+    if kind == "vision":
+        path = tiny_suite(protocol={"model": {"checkpoint": str(weights)}})
+    else:
+        unset = dict.fromkeys(("dim", "depth", "heads", "context", "tokenizer"))
+        model = {**unset, "name": str(weights.parent)}
+        path = tiny_text_suite(protocol={"model": model})
+    protocol, listing = load_suite(str(path)).protocol, BENCHMARKS[kind].listing
+    before = listing(protocol, Runtime())
+    assert before and before == listing(protocol, Runtime())
+    weights.write_bytes(b"other")
+    assert before != listing(protocol, Runtime())
+
+
+def test_a_finished_table_says_that_a_probes_texts_changed(tmp_path, tiny_text_suite, caplog):
+    texts = tmp_path / "prose.txt"
+    texts.write_text("one two three")
+    probes = {"perplexity": {"files": {"prose": "prose.txt"}}}
+    suite = load_suite(str(tiny_text_suite(probes=probes)))
+    runtime = Runtime(store=tmp_path / "store", data_root=tmp_path)
+    for _ in range(2):
+        run._compare_listing(suite, runtime)
+        assert not caplog.text
+    texts.write_text("something else")
+    run._compare_listing(suite, runtime)
+    assert "texts or given weights changed since its first run" in caplog.text
 
 
 def test_a_suite_names_its_plugin_beside_itself(tmp_path, tiny_suite, loaded, monkeypatch):

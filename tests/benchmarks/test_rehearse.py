@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stable_forgetting.benchmarks.cli import run
 from stable_forgetting.benchmarks.paper import rehearsals
 from stable_forgetting.benchmarks.paper.rehearsals import full_suites, is_full, is_rehearsed
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
@@ -123,6 +124,17 @@ def test_a_record_names_what_was_rehearsed_as_it_is(tiny_suite, cli, tmp_path, m
     assert not is_rehearsed(load_suite(str(path), ["methods.finetune.params.lr=0.5"]))
     refused = cli("run", path, "--rehearse", "--record", record, "--only", "finetune")
     assert refused.code == 2 and "rehearsed whole" in refused.err
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"digits'])
+def test_a_file_that_is_no_record_is_refused_before_the_work(
+    tiny_suite, cli, tmp_path, one_line_error, monkeypatch, text
+):
+    monkeypatch.setattr(run, "_rehearse", lambda *_: pytest.fail("rehearsed"))
+    record = tmp_path / "notes.txt"
+    record.write_text(text)
+    line = one_line_error(cli("run", tiny_suite(), "--rehearse", "--record", record))
+    assert "holds no record of rehearsals" in line and record.read_text() == text
 
 
 def test_a_row_that_fails_is_not_recorded(tiny_suite, cli, tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import os
 import shutil
 import zipfile
 from types import SimpleNamespace
@@ -211,6 +213,17 @@ def test_a_bundle_verifies_from_its_scores(scored, cli, tmp_path):
         "plan.json",
     }  # fmt: skip
     assert not any(str(scored.store.root) in (scored.bundle / n).read_text("latin1") for n in names)
+
+
+@pytest.mark.parametrize("name", ["b", "b.zip"])
+def test_a_full_disk_leaves_nothing_of_a_bundle(scored, tmp_path, monkeypatch, name):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr("stable_forgetting.benchmarks.sharing.bundle.publish", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_bundle(scored.board, scored.store, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_trials_of_a_tuned_suite_count_in_its_ranks(bundle, monkeypatch):

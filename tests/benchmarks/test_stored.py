@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 
 import pytest
 
 from stable_forgetting.benchmarks.audits import plan as audits
+from stable_forgetting.benchmarks.audits import stored
 from stable_forgetting.benchmarks.audits.stored import FILE, stored_plan
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.pipeline import planner
@@ -95,6 +98,19 @@ def test_a_plan_of_an_earlier_kind_or_attack_is_not_read(tiny_suite, tmp_path, m
     monkeypatch.setattr(attack, "info", replace(attack.info, version=attack.info.version + 1))
     states.append(stored_plan(suite, store).state)
     assert len({*states}) == 3
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_store_that_cannot_be_written_is_read(tiny_suite, tmp_path, monkeypatch, number):
+    """Without rights, mounted to be read only, or full."""
+
+    def refuse(path, text):
+        raise OSError(number, os.strerror(number), str(path))
+
+    suite = load_suite(str(tiny_suite()))
+    (tmp_path / "suites" / suite.name).mkdir(parents=True)
+    monkeypatch.setattr(stored, "write_text", refuse)
+    assert stored_plan(suite, StageStore(tmp_path)).results
 
 
 def test_a_suite_that_was_never_run_gets_no_file(ran, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -259,6 +260,20 @@ def test_every_flipped_byte_is_found(store):
         store.checked("a", KEY)
 
 
+def test_damage_that_another_process_has_set_aside_is_no_error_to_mend(store, monkeypatch):
+    folder, rename = written(store), os.rename
+    (folder / "deep" / "x.txt").write_text("damaged")
+
+    def late(source, target):
+        rename(source, f"{target}-of-another")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    with pytest.raises(Damaged, match=r"is now in .*damaged and is made again") as caught:
+        store.checked("a", KEY)
+    assert caught.value.set_aside and not folder.exists()
+
+
 def test_a_changed_fact_and_a_swapped_file_are_found(store):
     done = written(store) / DONE
     done.write_text(done.read_text().replace('"seed": 3', '"seed": 4'))
@@ -294,6 +309,22 @@ def test_whatever_is_renamed_was_synced_before(store, monkeypatch):
     written(store)
     # new folders, done.json; then x.txt, done.json, both folders, the rename, the folder of stages
     assert events == ["fsync"] * 3 + ["rename"] + ["fsync"] * 5 + ["rename", "fsync"]
+
+
+def test_a_file_system_that_syncs_no_folder_is_written(store, monkeypatch):
+    sync = os.fsync
+
+    def refuse(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    written(store)
+    assert all(not problem for _, problem in store.verify())
+    monkeypatch.setattr(os, "fsync", lambda handle: os.fstat(-1))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        written(store)
 
 
 # JSON --------------------------------------------------------------------------------------------
