@@ -364,6 +364,23 @@ def trials_of(row: str, first: int) -> float:
     return min(gaps[:first])
 
 
+def from_scratch_on_classes() -> tuple:
+    """The undecided rows, distances of some, and how soon each is relearnt."""
+    suite = "cifar100-class10-small-all"
+    near = [row["row"] for row in methods(suite) if row["verdict"]["word"] == "undecided"]
+    three = [distance(suite, row) for row in ("gd_ul", "gd_ul_omega", "gd_ul_tanh_tight")]
+    (both,) = {round(distance(suite, row), 2) for row in ("cf_k", "fisher")}
+    taken = {row: cell(f"{suite}/LEADERBOARD.md", "relearn:", row, "steps") for row in near}
+    never = {taken.pop(row) for row in ("cf_k", "eu_k", "gd", "neg_grad_plus")}
+    assert never == {cell(f"{suite}/LEADERBOARD.md", "relearn:", "retrain", "steps")}
+    fisher = taken.pop("fisher")
+    assert len(taken) == 7 and set(three) <= {distance(suite, row) for row in near}
+    floor = distance(suite, "retrain (second)")
+    count = {12: "twelve"}[len(near)]
+    ends = min(taken.values()), max(taken.values())
+    return (count, len(methods(suite)), min(three), max(three), both, floor, fisher, *ends)
+
+
 def close_choices() -> tuple[int, int, int]:
     """Tuned tables, their close choices, and all: an attack repeats the choices of its table."""
     counted = []
@@ -405,7 +422,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
      lambda: ({0: "none"}[readings(LORA).count("nearer")], len(readings(LORA)),
               readings(LORA).count("farther"))),
     (FINDINGS, "another table of MUSE has q {}.",
-     lambda: [f"{met.q:.3f}".removeprefix("0") for met in versus.encounters([LORA], [RESULTS])[0]
+     lambda: [f"{met.q:.4f}".removeprefix("0") for met in versus.encounters([LORA], [RESULTS])[0]
               if met.suite == "muse-news-small"]),
     (FINDINGS, "its AG4 less its control's is {}, {}, {}, {} and {} by seed",
      lambda: tuple(f"{d:.1f}" for d in
@@ -417,12 +434,12 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
      lambda: tuple(cell(CLASSES_AFTER, "relearn:", row, "steps")
                    for row in ("gd_ball", "gd_ul_omega", "ssd", "retrain"))),
     (FINDINGS, "At a tuned rate there is no general gain. By ascent no difference is shown in {}",
-     lambda: ({16: "sixteen"}[sum(map(readings(TIGHT).count, ("same", "not apart")))],)),
+     lambda: ({15: "fifteen"}[sum(map(readings(TIGHT).count, ("same", "not apart")))],)),
     (FINDINGS, "{} tables have the control with the same omega, `gd_ul_omega` (n = 5), and no "
                "difference is shown: classes of CIFAR-100 +{}, the same after a pretraining +{}, a "
                "random tenth of CIFAR-10 from scratch {}, invented authors +{}.",
      lambda: ({4: "four"}[readings(TIGHT_UL).count("not apart")],
-              interval("cifar100-class10-small", *TIGHT_UL, 2),
+              interval("cifar100-class10-small-all", *TIGHT_UL, 2),
               interval("cifar100-transfer-class10", *TIGHT_UL, 2),
               interval("cifar10-small-all", *TIGHT_UL, 2),
               interval("authors", *TIGHT_UL, 2))),
@@ -430,7 +447,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
      lambda: (interval("authors", *SATURATING, 2),)),
     (FINDINGS, "The tight tanh is nearer in {} of {} and farther in {}.",
      lambda: ({2: "two", 3: "three"}[readings(SATURATING).count("nearer")],
-              {19: "nineteen"}[len(readings(SATURATING))],
+              {18: "eighteen"}[len(readings(SATURATING))],
               {2: "two"}[readings(SATURATING).count("farther")])),
     (FINDINGS, "(after a pretraining, n = 5): {} against {} ({}).",
      lambda: (f"{distance('cifar10-transfer', 'gd_ul_tanh_tight'):.1f}",
@@ -497,12 +514,16 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
      lambda: (words("cifar10-transfer").count("different"),
               words("tofu-small").count("different"))),
     (FINDINGS, "and on MUSE ({} rows)", lambda: (words("muse-news-small").count("different"),)),
-    (FINDINGS, "it is {} of {} in one table (AG4 {}, undecided, n = 5) and {}th of {}",
-     lambda: ({4: "fourth"}[rank("cifar100-class10-small", "finetune")],
-              len(methods("cifar100-class10-small")),
-              f"{distance('cifar100-class10-small', 'finetune'):.2f}",
-              rank("cifar100-class10-small-all", "finetune"),
-              len(methods("cifar100-class10-small-all")))),
+    (FINDINGS, "it is {}th of {} (AG4 {:.2f}, undecided, n = 5).",
+     lambda: (rank("cifar100-class10-small-all", "finetune"),
+              len(methods("cifar100-class10-small-all")),
+              distance("cifar100-class10-small-all", "finetune"))),
+    (FINDINGS, "{} of {} rows are not shown to differ from Retrain, nor to equal it. Three of them "
+               "have this loss ({:.2f} to {:.2f}; CF-k and Fisher {:.2f}, a second Retrain "
+               "{:.2f}). Relearning tells them apart: CF-k, EU-k, `gd` and NegGrad+ are not "
+               "relearnt in 60 steps, as Retrain, Fisher is in {}, and the other seven in {} "
+               "to {}.",
+     from_scratch_on_classes),
     (FINDINGS, "sine is nearer on all linear layers than on the MLP ({}, p .004 after Holm), and "
                "so is its control. LoRA is not (+{}).",
      lambda: (interval("tofu-small-placement", "sine all", "sine mlp", 2),
@@ -676,13 +697,11 @@ def test_corrections_by_benjamini_hochberg_are_as_said():
     moved = {
         own.suite: f"{own.difference.summary.mean:.2f}"
         for own, value in zip(met, q[TIGHT], strict=True)
-        if value == least
+        if value <= LEVEL
     }
     nats = moved.pop("tofu-small")
     one, two, three = sorted(moved.values())
-    assert least > LEVEL and f"but four tables have q {least:.3f}".replace("0.", ".") in prose(
-        FINDINGS
-    )
+    assert f"four differences are shown (q {least:.3f})".replace("0.", ".") in prose(FINDINGS)
     assert (
         "in all four the tight tanh is farther than its control "
         f"(by {one}, {two} and {three} points of AG4, and {nats} nats)."
