@@ -19,6 +19,10 @@ from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, any_plug
 from stable_forgetting.common.measure.rules import Rule, stopping_goals
 from stable_forgetting.common.store.stages import StageStore
 
+WATCHED = ("stop_below", "evaluate_every", "evaluate_epochs")
+"""Settings by which a training is evaluated on its way: its key has what the evaluation depends
+on, as its length or its trajectory does."""
+
 
 class Lineage:
     """The stages of one suite's models; equal ones are one object."""
@@ -205,7 +209,7 @@ class Lineage:
             identity["goals"] = [goal.words for goal in goals]
         elif "retrain" in (params.get("stop_below") or {}).values():
             parents["goal"] = self.evaluated(self.retrain(seed), seed, trial=True)
-        elif params.get("stop_below"):  # what ends the training; a goal's key has both
+        elif any(params.get(name) for name in WATCHED):  # a goal's key has both
             identity |= {part: self.identity(part) for part in ("score", "measure")}
         return self.stage(
             "unlearn",

@@ -94,11 +94,13 @@ def test_a_version_moves_what_is_built_on_it(finished, monkeypatch, kind, missin
 
 
 @pytest.mark.parametrize("kind", ["score", "measure"])
-def test_a_training_that_ends_at_a_measured_number_depends_on_its_measure(
+def test_a_training_that_is_evaluated_on_its_way_depends_on_its_measure(
     tiny_suite, tmp_path, monkeypatch, kind
 ):
+    """Whether it ends at a measured number, or keeps a trajectory alone."""
     params = {"evaluate_every": 1, "stop_below": {"fa": 50}}
     rows = {"original": None, "retrain": None, "gd": {"params": params}, "gd_lora": None}
+    rows["gd_sine"] = {"params": {"evaluate_every": 1}}
     suite = load_suite(str(tiny_suite(methods=rows)))
 
     def keys():
@@ -108,4 +110,4 @@ def test_a_training_that_ends_at_a_measured_number_depends_on_its_measure(
     before = keys()
     changed = {"measure": OLD.measure, kind: getattr(OLD, kind) + 1}
     monkeypatch.setattr(VisionBenchmark, "versions", Versions(**changed))
-    assert {row for row, key in keys().items() if key != before[row]} == {"gd"}
+    assert {row for row, key in keys().items() if key != before[row]} == {"gd", "gd_sine"}
