@@ -29,6 +29,7 @@ LOOK = 1.0
 PATIENCE = 600.0
 """Seconds after which lines off a terminal come half as often as at first."""
 TRAINED = "of all trainings"
+PRETRAIN = "pretrain"
 SHORT = 0.1
 """Of the shortest training: what a stage that trains nothing takes as long as none was seen."""
 
@@ -269,6 +270,8 @@ class Remaining:
 
 def _groups(stage: Stage) -> dict[str, int]:
     """Names under which a stage's seconds are known, the nearest first -> their unit in it."""
+    if stage.kind == PRETRAIN:  # on other data: it tells nothing of the others
+        return {stage.kind: 1}
     count, unit = length(stage)
     of_unit = {unit: max(1, count)} if unit else {}
     trained = {TRAINED: 1} if KINDS[stage.kind].trains else {}

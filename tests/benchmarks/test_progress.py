@@ -136,6 +136,19 @@ def test_recorded_stages_are_counted_and_workers_share_what_is_left():
         assert remaining.seconds({}) == pytest.approx(seconds)
 
 
+def test_a_pretraining_tells_nothing_of_the_trainings_after_it():
+    """Half an hour on other data is not what every training is going to take."""
+    world = Clockwork()
+    first = world.stage("pretrain", "pretrain", 0, {})
+    remaining = Remaining(world, 1)
+    remaining.planned(world.plan, {stage.key for stage in world.plan.stages()})
+    remaining._missing[first.key] = first
+    assert remaining.seconds({first.key: (600.0, 1200.0)}) is None
+    world.took[first.key] = 1800.0
+    remaining.finished(first)
+    assert remaining.seconds({}) is None
+
+
 def test_words_do_not_flicker():
     assert words(None) == ""
     assert [words(s) for s in (2, 41, 44, 99, 130, 3000)] == [
