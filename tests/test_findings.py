@@ -161,6 +161,14 @@ def tally() -> tuple[str, int, int, int, int, int, int]:
     return tables, len(equal), len(alike), len(hide), len(alike), len(below), rest
 
 
+def hiding_on_a_digit() -> tuple:
+    """Rows of the table of one digit that look forgotten and hide, and such rows of all tables."""
+    found = hiding.attacked(versus.read_boards([RESULTS])[0])
+    alike = [own for own in found if own.equal and own.before <= 2]
+    hide = [own.suite for own in alike if own.low is not None and own.low > own.floor]
+    return {13: "Thirteen"}[hide.count("digits-class-attack")], len(hide)
+
+
 def alike_and_hiding() -> tuple:
     """CIFAR-100: rows that no test tells from Retrain, their AG4, and steps until relearnt."""
     suite = board("cifar100-class10-small-attack")
@@ -588,6 +596,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (README, "On a class of CIFAR-10 the three nearest are relearnt no sooner than "
              "Retrain. In {} a middle layer names it (95 % CI above 0).",
      lambda: ({1: "one"}[sum(low != "0" for low, _ in map(named_between, NEAR_ON_A_CLASS))],)),
+    (FINDINGS, "{} of the {} are rows of one table, of one digit.", hiding_on_a_digit),
     (FINDINGS, "LoRA moved from place {} of {} to {}, sine and its control from {} to {}.",
      reordered_news),
     (FINDINGS, "By VerbMem these two look nearly forgotten ({} %, Retrain {} %), but they know {} "
