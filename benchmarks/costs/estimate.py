@@ -25,6 +25,7 @@ steps, probes, pretrainings on texts, data, compilation, and cards in parallel.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,11 +38,7 @@ from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
-from stable_forgetting.common.protocol.sizes import (
-    Workload,
-    adapter_parameters,
-    linear_parameters,
-)
+from stable_forgetting.common.protocol.sizes import Workload, adapter_parameters
 from stable_forgetting.common.train.config import FitConfig, total_steps
 
 CARD = SimpleNamespace(
@@ -217,8 +214,9 @@ def _trained(config: Any, work: Workload, layers: Mapping[str, tuple[int, int]])
     patterns = getattr(config, "parameters", None) or ("*",)
     if "*" in patterns:
         return work.sizes.parameters
-    names = [pattern.removesuffix(".weight") for pattern in patterns]
-    return linear_parameters(work.sizes.matched(names), bias=False)
+    weights = {f"{name}.weight": shape for name, shape in work.sizes.linear.items()}
+    chosen = {name for pattern in patterns for name in fnmatch.filter(weights, pattern)}
+    return sum(math.prod(weights[name]) for name in chosen)
 
 
 def _forward(work: Workload) -> float:

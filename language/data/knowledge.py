@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.files import listing
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.language.data.corpus import Corpus, Item
@@ -56,6 +57,11 @@ class KnowledgeData(TextDataConfig):
     @abstractmethod
     def invent(self, count: int) -> Iterable[Item]:
         """Passages and questions about so many subjects of each kind."""
+
+    def listing(self, data_root: Path | None) -> str:
+        """Of the tables that are files."""
+        files = [] if self.invented else [p for p in self.places() if not p.startswith(HUB)]
+        return listing((data_root or Path.cwd()) / path for path in files)
 
     def read(self, data_root: Path | None) -> Corpus:
         """All tables, or invented subjects."""

@@ -164,6 +164,11 @@ def test_wmdp_by_hand():
     kept = 4096 * (4096 * (2 * 32 + 34) + 10 * 32_000)  # activations, recomputed, and logits
     assert rmu.memory == 2 * gd.trained + 18 * rmu.trained + kept
     assert gd.memory == 18 * gd.trained + kept
+    whole = load_suite(
+        "wmdp-zephyr-7b", ['methods.rmu.params.parameters=["*.mlp.*"]'], only=["rmu"]
+    )
+    (row,) = (line for line in estimates(whole) if line.row == "rmu")
+    assert row.trained == 32 * 3 * 4096 * 14336, "a pattern of more than a whole name"
     passages = load_suite("wmdp-zephyr-7b", ["protocol.data.passages=null"])
     assert estimates(passages) == [], "how many passages there are, only the files say"
 

@@ -145,6 +145,15 @@ def test_short_passages_are_dropped(files):
         _ = made("rwku", {}, files).source
 
 
+@pytest.mark.parametrize("name", ["wmdp", "rwku"])
+def test_an_edited_table_is_noticed(name, files):
+    config = TextDataConfig.of(name=name)
+    before = config.listing(files)
+    write(files / next(iter(config.places())), LONG * 2)
+    assert before != config.listing(files) != ""
+    assert TextDataConfig.of(name=name, invented=6).listing(files) == ""
+
+
 def test_rwku_reads_tables_of_one_subject(files):
     whole, one = (made("rwku", data, files) for data in ({}, {"subject": "A"}))
     assert len(whole.split(0).parts["forget_qa"]) == 6
