@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from stable_forgetting.common.base.config import Strict, did_you_mean
+from stable_forgetting.common.base.config import Strict, did_you_mean, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
 
@@ -139,11 +139,16 @@ class FitConfig(Strict):
 
     @classmethod
     def of(cls, config: BaseModel, **changes: Any) -> FitConfig:
-        """The fields of a training run out of a larger config, with some of them changed."""
+        """The fields of a training run out of a larger config, with some of them changed.
+
+        Raises:
+            ConfigError: They do not go together, such as a warm-up and a shorter length.
+        """
         evaluates = getattr(config, "evaluate_every", 0) or getattr(config, "evaluate_epochs", 0)
         if not evaluates:  # what a method measures after the training stops no training
             changes = {"stop_below": {}, **changes}
-        return FitConfig(**{n: getattr(config, n) for n in FitConfig.model_fields} | changes)
+        fields = {n: getattr(config, n) for n in FitConfig.model_fields}
+        return validate(FitConfig, fields | changes, "one of the method's trainings")
 
     def for_adapters(self, slope: float) -> FitConfig:
         """The rate of the factors at which an adapter makes the same first step in weight space.
