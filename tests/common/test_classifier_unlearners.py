@@ -452,6 +452,12 @@ def test_scrub_needs_epochs():
         resolve_config("scrub", None, {"steps": 5}, origin="test")
 
 
+@pytest.mark.parametrize("name", ["warmup_epochs", "evaluate_epochs", "min_epochs"])
+def test_scrub_takes_in_steps_what_would_count_epochs_of_several_lengths(name):
+    with pytest.raises(ConfigError, match=f"{name}: .* differ in length; (give|leave)"):
+        resolve_config("scrub", None, {name: 1}, origin="test")
+
+
 def test_bad_teacher_reads_its_share_of_retain(make, split):
     method, task = make("bad_teacher", {"retain_share": 0.25})
     method.unlearn(task)
