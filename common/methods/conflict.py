@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class ByRule(ForgetRetainMethod):
-    """A forget and a retain term, whose gradients go through :meth:`rule` before they are added."""
+    """A forget and a retain term, whose gradients go through :meth:`rule` before they are added.
+
+    With ``accumulation`` the rule is that of each micro-batch.
+    """
 
     @abstractmethod
     def rule(self, task: UnlearnTask) -> Callable[..., Any]:

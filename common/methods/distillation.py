@@ -85,6 +85,12 @@ class BadTeacher(GradientMethod):
 
 
 PAPER = "Kurmanji et al. 2023 (arXiv 2302.09880)"
+IN_STEPS = {
+    "warmup_epochs": "give warmup_steps",
+    "evaluate_epochs": "give evaluate_every, in steps",
+    "min_epochs": "leave it out",
+}
+"""What SCRUB takes in steps alone: its first epochs have two passes, the others one."""
 
 
 class Scrub(AdaptedMethod):
@@ -128,6 +134,9 @@ class Scrub(AdaptedMethod):
         def _counts_epochs(self) -> Scrub.Config:
             if self.epochs is None:
                 raise ValueError("steps: this method alternates whole passes; give epochs")
+            for name, mend in IN_STEPS.items():
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: this method's epochs differ in length; {mend}")
             return self
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:

@@ -13,6 +13,7 @@ from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import FilaConfig
 from stable_forgetting.common.data.padding import PadTo
 from stable_forgetting.common.methods import tools
+from stable_forgetting.common.methods.base import Length
 from stable_forgetting.common.methods.gradient import AdaptedConfig, GradientMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import LATER
@@ -94,6 +95,13 @@ class ForgetRetainMethod(GradientMethod):
     """
 
     Config: ClassVar[type[Strict]] = RetainConfig
+
+    @classmethod
+    def within(cls, config: Any, unit: Length, amount: int) -> dict[str, Any]:
+        """Where retain data only start the adapters, passes over them are no length."""
+        if unit == "epochs" and not isinstance(config, RetainConfig):
+            return {}
+        return super().within(config, unit, amount)
 
     @property
     def over(self) -> Literal["samples", "tokens"]:

@@ -103,7 +103,9 @@ class PDU(ForgetRetainMethod):
 
     Formula: minimise w_f mean (max_v z_v - mean_v z_v)^2 on B_f + lambda (CE(B_r) - level); after
     each step lambda <- max(0, lambda + rate (CE(B_r) - level)), from lambda = w_r.  The published
-    code averages the first term over every position, padding too; here over labelled ones.
+    code averages the first term over the answers' own positions, one later than those that predict
+    them, which are taken here; it leaves lambda as it is for five epochs, here for none; its script
+    for TOFU has w_r 100, rate 5 and level .3.
     Source: Entesari et al. 2025 (arXiv 2506.05314); open-unlearning (trainer/unlearn/pdu.py).
     """
 

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from stable_forgetting.common.base.config import Strict, did_you_mean
+from stable_forgetting.common.base.config import Strict, did_you_mean, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
 
@@ -80,13 +80,16 @@ class FitConfig(Strict):
         lr_of: Learning rates of parameters whose name matches a glob pattern, such as
             ``{"head.*": 1e-3}``, in the place of ``lr``; the first match counts.  The schedule
             scales them too; the slope of an adapter does not.
-        weight_decay: Decoupled from the gradient under AdamW, part of it under SGD.
+        weight_decay: Decoupled from the gradient under AdamW, part of it under SGD; of matrices and
+            kernels alone, where most published code for images decays biases and norms too.
         momentum: Of SGD.
         eps: Of AdamW: added to the root of the second moment.
         schedule: Learning rate after warm-up; ``linear`` and ``cosine`` end at 0.
         warmup_steps: Linear warm-up from 0; shorter than the run.
         warmup_epochs: The same in epochs, where given.
-        accumulation: Micro-batches per optimizer step; divides ``batch_size``.
+        accumulation: Micro-batches per optimizer step; divides ``batch_size``.  What a method does
+            with a batch as a whole (a rule of two gradients, weights or negatives within it, a
+            bound on its mean) it does with each micro-batch.
         max_grad_norm: Global gradient-norm clipping; off when absent (as in the paper).
         mixed_precision: Autocast precision.
         loss_cap: A loss part above this in absolute value counts as divergence.
@@ -139,11 +142,16 @@ class FitConfig(Strict):
 
     @classmethod
     def of(cls, config: BaseModel, **changes: Any) -> FitConfig:
-        """The fields of a training run out of a larger config, with some of them changed."""
+        """The fields of a training run out of a larger config, with some of them changed.
+
+        Raises:
+            ConfigError: They do not go together, such as a warm-up and a shorter length.
+        """
         evaluates = getattr(config, "evaluate_every", 0) or getattr(config, "evaluate_epochs", 0)
         if not evaluates:  # what a method measures after the training stops no training
             changes = {"stop_below": {}, **changes}
-        return FitConfig(**{n: getattr(config, n) for n in FitConfig.model_fields} | changes)
+        fields = {n: getattr(config, n) for n in FitConfig.model_fields}
+        return validate(FitConfig, fields | changes, "one of the method's trainings")
 
     def for_adapters(self, slope: float) -> FitConfig:
         """The rate of the factors at which an adapter makes the same first step in weight space.

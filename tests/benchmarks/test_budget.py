@@ -47,6 +47,14 @@ def test_a_budget_reaches_every_row_of_its_kind(tiny_suite):
     assert (steps["gd"].config.steps, steps["gd"].config.epochs_of) == (7, "forget")
 
 
+def test_passes_over_retain_are_no_length_where_it_only_starts_the_adapters(tiny_suite):
+    methods = {**BOTH, "ga_fila": None, "npo_fila": None, "gd_fila": None}
+    rows = rows_of(tiny_suite(methods=methods, budget=EPOCHS))
+    words = {label: (row.budget, row.config.epochs_of) for label, row in rows.items()}
+    forgets = ("counted", "forget")
+    assert words == {"ga_fila": forgets, "npo_fila": forgets, "gd_fila": ("suite", "retain")}
+
+
 def test_the_later_of_steps_and_epochs_holds(tiny_suite):
     rows = {**BOTH, "gd": None, "finetune": {"params": {"epochs": 3}}}
     both = {"defaults": {"steps": 5}, "defaults_of": {"adapter": {"epochs": 2}}}

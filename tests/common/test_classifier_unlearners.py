@@ -333,6 +333,24 @@ def test_saliency_is_the_gradient_over_the_forget_set(make, tiny, split):
         assert torch.allclose(found[name] / batches, parameter.grad, atol=1e-5), name
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_importances_of_low_precision_weights_are_added_up_in_float32(tiny, split, dtype):
+    """A sum of 600 in bfloat16 stops at 256; in float16 squares of small gradients are 0."""
+
+    def forward(model, batch):
+        return model(batch.inputs["x"].to(dtype))
+
+    source, family = tiny.Source(), tiny.family(forward=forward)
+    task = tiny.task(source, split, family=family, model=tiny.net(1).to(dtype))
+    batch = source.fetch(torch.arange(8))
+    one, many = (summed_gradients(task, [batch] * n, power=2) for n in (1, 600))
+    plain = summed_gradients(task, [batch])
+    for name, found in many.items():
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(one[name], plain[name].square())
+        torch.testing.assert_close(found, 600 * one[name], rtol=1e-4, atol=0)
+
+
 def test_density_one_is_random_label(tiny, run):
     params = {"lr": 3e-3, "weight_decay": 0.05, "schedule": "cosine"}
     assert tiny.same(run("salun", {**params, "density": 1.0})[0], run("random_label", params)[0])
@@ -450,6 +468,12 @@ def test_no_step_of_scrub_reads_forget_and_retain(make, split):
 def test_scrub_needs_epochs():
     with pytest.raises(ConfigError, match="give epochs"):
         resolve_config("scrub", None, {"steps": 5}, origin="test")
+
+
+@pytest.mark.parametrize("name", ["warmup_epochs", "evaluate_epochs", "min_epochs"])
+def test_scrub_takes_in_steps_what_would_count_epochs_of_several_lengths(name):
+    with pytest.raises(ConfigError, match=f"{name}: .* differ in length; (give|leave)"):
+        resolve_config("scrub", None, {name: 1}, origin="test")
 
 
 def test_bad_teacher_reads_its_share_of_retain(make, split):

@@ -59,13 +59,14 @@ def summed_gradients(
 ) -> dict[str, Tensor]:
     """Sum over batches of the gradient of a loss, in eval mode.
 
-    With ``power`` each entry of a batch's gradient becomes its magnitude to that power first.
+    With ``power`` each entry of a batch's gradient becomes its magnitude to that power first.  The
+    sums are float32 or wider: in bfloat16 a sum stops growing after some hundred batches.
     """
     model = task.model
     names, parameters = zip(
         *((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True
     )
-    sums = [torch.zeros_like(parameter) for parameter in parameters]
+    sums = [positions.wide(torch.zeros_like(parameter)) for parameter in parameters]
     with evaluating(model):
         for batch in batches:
             value = loss(task.forward(model, batch), batch)
@@ -73,6 +74,7 @@ def summed_gradients(
                 sums, torch.autograd.grad(value, parameters, allow_unused=True), strict=True
             ):
                 if grad is not None:
+                    grad = positions.wide(grad)
                     total.add_(grad if power is None else grad.abs().pow(power))
     return dict(zip(names, sums, strict=True))
 

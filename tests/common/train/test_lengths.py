@@ -89,6 +89,12 @@ def test_a_warm_up_is_given_once_is_shorter_than_the_run_and_changes_no_other_ke
         lengths(400, epochs=None, steps=100, epochs_of="retain", warmup_epochs=1)
 
 
+def test_a_phase_that_is_too_short_for_the_warm_up_is_refused_in_one_line():
+    config = FitConfig(epochs=3, warmup_epochs=1.0)
+    with pytest.raises(ConfigError, match=r"^one of the method's trainings: .*as long as the run"):
+        FitConfig.of(config, epochs=1)
+
+
 def test_the_first_rate_of_a_warm_up_is_zero_as_transformers_has_it():
     from transformers import get_linear_schedule_with_warmup
 
