@@ -33,18 +33,14 @@ from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Encoded, Item
-from stable_forgetting.language.data.pretraining import (
-    check_start,
-    fingerprints,
-    held_out_split,
-)
+from stable_forgetting.language.data.pretraining import check_start, fingerprints, held_out_split
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import load_tokenizer
 from stable_forgetting.language.measure.requests import RequestConfig, TextMetric
 from stable_forgetting.language.models.causal import CausalModels
-from stable_forgetting.language.models.families import CausalFamily, tiny_family
+from stable_forgetting.language.models.families import CausalFamily, context_of, tiny_family
 from stable_forgetting.language.models.sizes import (
     count_targets,
     countable,
@@ -273,6 +269,10 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
 
         with torch.device("meta"):
             return self._blank()
+
+    def measures(self, model: Any) -> None:
+        """Takes sizes and window from a model that is there, whatever the config names."""
+        self._shape, self.source.encoder.window = model, context_of(model)
 
     def pretraining_split(self) -> PretrainingSplit:
         """See :func:`language.data.pretraining.held_out_split`."""

@@ -22,6 +22,7 @@ from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick
 from stable_forgetting.common.protocol.probe import PROBES, Probe, make_probe
 from stable_forgetting.language.apply.checkpoint import CausalCheckpoint, read_causal
 from stable_forgetting.language.apply.memory import GivenCausal
+from stable_forgetting.language.benchmark import CausalBenchmark
 from stable_forgetting.language.probes.base import ProbedModel, TextProbe, as_probed
 from stable_forgetting.vision.apply.checkpoint import is_timm, read_checkpoint
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
@@ -205,6 +206,8 @@ def _benchmarked(
             side = overrides.get("data", {}).get("image_size")
             notes["images"] = _fit_images(benchmark, model, side, name)
         _check_context(model, config, name)
+        if isinstance(benchmark, CausalBenchmark):
+            benchmark.measures(model)
         stack.enter_context(tensor_float(pick_device(runtime.device)))  # as the stages of a suite
         parts = benchmark.parts(benchmark.split(seed), trial=False, seed=seed)
         metrics = benchmark.evaluate(benchmark.score(model, parts), trial=False, seed=seed)

@@ -152,12 +152,10 @@ class CausalCheckpoint:
 
     def write(self, model: Any, folder: Path) -> dict[str, Any]:
         """Writes new weights beside copies of the given config and tokenizer; returns digests."""
-        from transformers import GenerationConfig
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-        model.generation_config = GenerationConfig()  # the given one may not pass its own checks
-        model.save_pretrained(folder, max_shard_size=SHARD)
+        save_unchecked(model, folder)
         (folder / GENERATION).unlink(missing_ok=True)
         digests = {}
         for file in sorted(folder.glob("*.safetensors")):
@@ -168,6 +166,22 @@ class CausalCheckpoint:
                 if file.is_file() and any(fnmatch.fnmatch(file.name, pattern) for pattern in kept):
                     shutil.copyfile(file, folder / file.name)
         return {"weights_sha256": digests}
+
+
+def save_unchecked(model: Any, folder: Path) -> None:
+    """Writes a model of transformers; its generation config as it is.
+
+    ``save_pretrained`` refuses generation configs that ``from_pretrained`` reads.
+    """
+    from transformers import GenerationConfig
+
+    given, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        model.save_pretrained(folder, max_shard_size=SHARD)
+    finally:
+        model.generation_config = given
+    if given is not None:
+        (folder / GENERATION).write_text(given.to_json_string(), encoding="utf-8")
 
 
 def _stored_types(path: Path) -> dict[str, str]:

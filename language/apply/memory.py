@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.store.weights import weights_digest
+from stable_forgetting.language.apply.checkpoint import save_unchecked
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.tokenizers import check_tokenizer, load_tokenizer
 
@@ -83,7 +84,7 @@ class GivenCausal:
 
     def write(self, model: Any, folder: Path) -> dict[str, Any]:
         """Model and tokenizer as transformers write them; returns the digest of each file."""
-        model.save_pretrained(folder)
+        save_unchecked(model, folder)
         self.tokenizer.save_pretrained(folder)
         files = sorted(folder.glob("*.safetensors"))
         return {"weights_sha256": {file.name: file_digest(file) for file in files}}

@@ -47,6 +47,7 @@ from stable_forgetting.language.measure.muse import (
 )
 from stable_forgetting.language.measure.requests import RequestConfig, TextMetric
 from stable_forgetting.language.metrics.loss import described, losses
+from stable_forgetting.language.models.families import context_of
 
 MEASURED = ("verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "privleak_holdout")
 """Parts that metrics read, each a set; no method sees them, no trial scores them."""
@@ -293,7 +294,7 @@ class MuseBenchmark(CausalBenchmark):
         """How rows become tokens."""
         corpus, sets = self.source.corpus, ("knowmem_forget", "knowmem_retain")
         shots = {name: [corpus.items[k] for k in corpus.where(name + SHOTS)] for name in sets}
-        window = int(self._shape.config.max_position_embeddings)
+        window = context_of(self._shape)
         return Conventions(self.source, self.config.evaluation.style, window, shots)
 
     def encode(self, item: Item) -> Encoded:

@@ -40,6 +40,7 @@ from stable_forgetting.language.data.knowledge import (
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.measure.requests import Choose, Columns, Replies, TextMetric
 from stable_forgetting.language.metrics.loss import described, losses
+from stable_forgetting.language.models.families import context_of
 
 ASKED = ("forget_choices", "utility")
 LETTERS = ("A", "B", "C", "D")
@@ -186,7 +187,7 @@ class WmdpBenchmark(CausalBenchmark):
         """Choices of the questions."""
         if part not in ASKED:
             return []
-        return [Chosen(int(self._shape.config.max_position_embeddings))]
+        return [Chosen(context_of(self._shape))]
 
     def evaluate(self, scores: Any, *, trial: bool, seed: int) -> dict[str, float | None]:
         """Percent of right choices."""

@@ -158,7 +158,8 @@ def _write(
 
     A forward takes the newest token of each row and a guess of what follows it.  The tokens of a
     wrong guess stay in the cache, hidden by the mask: beyond a forward's slots it has at most
-    twice the places that the longest text needs.
+    twice the places that the longest text needs.  A model without a key-value cache (one with
+    recurrent states) reads every text whole again, and alone, as padding would enter its state.
     """
     tokens, seen = (_padded([table[row] for row in rows], left=True) for table in (prompts, shown))
     positions = (seen.cumsum(axis=1) - 1).clip(0)
@@ -169,6 +170,10 @@ def _write(
     while True:
         width = 1 if cache is None else tokens.shape[1]
         said, cache = _greedy(model, (tokens, seen, positions), width, cache)
+        if cache is None and len(rows) > 1:
+            for row in rows:
+                _write(model, prompts, shown, [row], ends, limits, written, token_budget)
+            return
         kept, open_rows = np.ones(len(rows), dtype=np.int64), []
         for place, (row, guess) in enumerate(zip(rows, guesses, strict=True)):
             before = len(written[row])
@@ -191,10 +196,13 @@ def _write(
         ]
         guesses = worth(guesses, min(room, token_budget // len(rows)))
         fed = [np.r_[written[row][-1], guess] for row, guess in zip(rows, guesses, strict=True)]
-        tokens = _padded(fed).astype(np.int64)
-        steps = np.arange(tokens.shape[1])
-        positions = newest[:, None] + np.minimum(steps, [[len(guess)] for guess in guesses])
-        seen = np.c_[seen, np.ones_like(tokens)]
+        added = _padded(fed).astype(np.int64)
+        steps = np.arange(added.shape[1])
+        at = newest[:, None] + np.minimum(steps, [[len(guess)] for guess in guesses])
+        seen = np.c_[seen, np.ones_like(added)]
+        if cache is None:
+            added, at = np.c_[tokens, added], np.c_[positions, at]
+        tokens, positions = added, at
 
 
 def _padded(arrays: Sequence[np.ndarray], *, left: bool = False) -> np.ndarray:

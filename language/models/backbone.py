@@ -59,8 +59,13 @@ def cache_input(model: nn.Module, value: Any) -> dict[str, Any]:
 
 
 def cache_output(out: Any) -> Any:
-    """The key-value cache that a forward returned, None without one."""
-    return out.cache if hasattr(out, "cache") else getattr(out, "past_key_values", None)
+    """The key-value cache that a forward returned; None without one, or with recurrent states.
+
+    Those read padding in the mask's place, and rows cannot leave them.
+    """
+    cache = out.cache if hasattr(out, "cache") else getattr(out, "past_key_values", None)
+    layers = getattr(cache, "layers", ())
+    return None if any(hasattr(layer, "recurrent_states") for layer in layers) else cache
 
 
 ROOM = 64

@@ -108,6 +108,23 @@ def test_a_family_is_adapted_in_its_mlps_and_loads_again(kind, order, tmp_path):
     assert after.isfinite().all() and not torch.equal(before, after)
 
 
+def test_a_generation_config_stays_as_it_is_sound_or_not(order, tmp_path):
+    """Transformers reads a temperature without sampling, and refuses to write it."""
+    from transformers import AutoModelForCausalLM
+
+    words = tokenizer()
+    given = write_model(tmp_path / "llama", "llama", words)
+    written = apply(Application(model=given, **order))
+    assert written.model.generation_config.eos_token_id == 0
+    model = AutoModelForCausalLM.from_pretrained(given)
+    model.generation_config.update(temperature=0.6, eos_token_id=[0, 7])
+    order |= {"out": tmp_path / "two", "options": {"tokenizer": words}}
+    result = apply(Application(model=model, **order))
+    kept = json.loads((order["out"] / "generation_config.json").read_text())
+    assert kept["temperature"] == 0.6 and kept["eos_token_id"] == [0, 7]
+    assert result.model.generation_config.eos_token_id == [0, 7]
+
+
 @pytest.mark.slow
 def test_lm_eval_reads_what_was_written(order, tmp_path, monkeypatch):
     """``lm_eval --model hf`` on every family, in one process as its index takes seconds."""

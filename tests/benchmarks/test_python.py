@@ -368,6 +368,34 @@ def test_a_text_benchmark_measures_a_model_of_ones_own(llm):
         evaluate(model, "tofuu")
 
 
+AUTHORS = {
+    "data": {"name": "fictitious", "authors": 2, "forget_authors": 1, "questions": 2},
+    "scenario": {"kind": "authors", "forget_authors": 1},
+}
+NEWS = {"data": {"passages": 1, "qa_pairs": 1}, "evaluation": {"chunks": 1}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "benchmark", "settings"),
+    [
+        ("gpt_neo", {"max_position_embeddings": 128}, "tofu", AUTHORS),  # answers may have 200
+        ("llama", {"max_position_embeddings": 512}, "muse-invented", NEWS),
+        ("bloom", {}, "muse-invented", NEWS),  # reads as much as there is
+    ],
+)
+def test_a_model_of_no_folder_is_measured_within_its_own_window(kind, sizes, benchmark, settings):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    layers = {"num_layers": 1, "num_heads": 2, "attention_types": [[["global"], 1]]}
+    layers = layers if kind == "gpt_neo" else {"num_hidden_layers": 1, "num_attention_heads": 2}
+    words, width = texts.tokenizer(), {"hidden_size": 8, "intermediate_size": 8}
+    config = AutoConfig.for_model(kind, vocab_size=len(words), **width, **layers, **sizes)
+    model = AutoModelForCausalLM.from_config(config)
+    limit = {**settings["data"], "max_length": 128 if kind == "gpt_neo" else 512}
+    made = evaluate(model, benchmark, settings={**settings, "data": limit}, tokenizer=words)
+    assert made.metrics["forget_loss"] > 0
+
+
 def test_torch_is_left_as_it_was(tiny_suite, tmp_path):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
     data = TensorDataset(torch.randn(9, 3, 2, 2), torch.arange(9) % 3)

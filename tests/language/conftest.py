@@ -25,6 +25,7 @@ SHARED_KEYS = {**LLAMA, "num_key_value_heads": 1}
 SIZES = {
     "mistral": SHARED_KEYS,
     "qwen2": SHARED_KEYS,
+    "lfm2": SHARED_KEYS,
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512},
     "gpt_neo": {
         "hidden_size": 16,

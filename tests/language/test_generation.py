@@ -35,7 +35,7 @@ def by_transformers(model, prompt: np.ndarray, limit: int, stop: int) -> list[in
     return out[: out.index(stop)] if stop in out else out
 
 
-@pytest.mark.parametrize("kind", ["llama", "phi", "gpt_neo", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "phi", "gpt_neo", "gpt2", "mamba", "lfm2"])
 def test_answers_are_those_of_transformers(tiny_text, kind):
     model = tiny_text.model(kind)
     asked = prompts()
