@@ -70,6 +70,7 @@ def attach(
                 f"adapter target '{name}' is a quantised {type(modules[name]).__name__}, whose "
                 "rounding would swallow a merged update; use mode: split"
             )
+    _remember_trained(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if config.peft:
@@ -85,6 +86,16 @@ def attach(
         ):
             parameter.requires_grad_(True)
     return names
+
+
+_TRAINED = "trained_before_adapters"
+
+
+def _remember_trained(model: nn.Module) -> None:
+    """Notes which parameters require a gradient, for :func:`detach`."""
+    named = model.named_parameters(remove_duplicate=False)
+    trained = frozenset(name for name, parameter in named if parameter.requires_grad)
+    vars(model)[_TRAINED] = vars(model).get(_TRAINED, frozenset()) | trained
 
 
 def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
@@ -147,6 +158,8 @@ def merges_exactly(model: nn.Module) -> bool:
 def detach(model: nn.Module) -> nn.Module:
     """Merges every adapter in place: the original architecture and state-dict keys.
 
+    What required a gradient before :func:`attach` requires one again.
+
     Where bfloat16 or float16 weights round away more than a tolerated share of the update
     (:data:`common.bounded.layer.TOLERATED_LOSS`), one warning per model says how large the update
     is and how much of it is lost.
@@ -167,6 +180,10 @@ def detach(model: nn.Module) -> nn.Module:
         _replace(model, name, merged)
         total += squares
     warn_of_loss(total)
+    trained = vars(model).pop(_TRAINED, None)
+    if trained is not None:
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            parameter.requires_grad_(name in trained)
     return model
 
 

@@ -242,6 +242,19 @@ def test_detach_restores_the_architecture(tiny, name):
         torch.testing.assert_close(value, plain.state_dict()[key], rtol=0, atol=1e-7)
 
 
+def test_detach_gives_back_what_was_trainable_before_attach(tiny):
+    model = tiny.net()
+    model.stem.weight.requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    attach(model, ("blocks.*.mlp.fc1",), AdapterConfig(rank=2), stream())
+    attach(model, ("blocks.*.mlp.fc2",), AdapterConfig(rank=2), stream(), trainable=("stem.*",))
+    detach(copy.deepcopy(model).eval())
+    detach(model)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    model.requires_grad_(False)
+    assert not any(p.requires_grad for p in detach(model).parameters()), "nothing is attached"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("phi", PHIS)
 def test_other_precisions_run_and_merge(tiny, phi, dtype):
