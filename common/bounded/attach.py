@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import gram_norm
-from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
+from stable_forgetting.common.bounded.layer import (
+    BoundedLinear,
+    adapted_layers,
+    keep_called,
+    warn_of_loss,
+)
 from stable_forgetting.common.bounded.norm_bounded import attach_norm_bounded
 from stable_forgetting.common.bounded.peft import attach_peft, merge_peft
 from stable_forgetting.common.bounded.polynomial import OddPolynomial
@@ -78,6 +83,8 @@ def attach(
         attach(model, names, config, generator)
     for name in names if not config.peft else ():
         _replace(model, name, _adapted(modules[name], config, generator))
+    for name in names:
+        keep_called(model.get_submodule(name.rpartition(".")[0]), model.get_submodule(name))
     inside = tuple(f"{name}." for name in names)
     # a head that is tied to the embedding goes by both names
     for name, parameter in model.named_parameters(remove_duplicate=False):

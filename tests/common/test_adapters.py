@@ -242,6 +242,21 @@ def test_detach_restores_the_architecture(tiny, name):
         torch.testing.assert_close(value, plain.state_dict()[key], rtol=0, atol=1e-7)
 
 
+def test_torchs_encoder_layer_calls_its_adapters_in_eval_mode_too():
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    model = nn.ModuleDict({"encoder": nn.TransformerEncoder(layer, 1)})
+    attach(model, ("*.linear*",), AdapterConfig(rank=2, phi="sine"), stream())
+    randomise(model)
+    model, x = copy.deepcopy(model), torch.randn(2, 5, 8, generator=stream(3))
+    trained = model["encoder"](x)
+    padded = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()["encoder"](x), trained)
+        with pytest.raises(ConfigError, match="use_nested_tensor to False, or detach"):
+            model["encoder"](x, src_key_padding_mask=padded)
+        torch.testing.assert_close(detach(model)["encoder"](x), trained)
+
+
 def test_detach_gives_back_what_was_trainable_before_attach(tiny):
     model = tiny.net()
     model.stem.weight.requires_grad_(False)
