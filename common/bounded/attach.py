@@ -126,6 +126,8 @@ def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
         chosen.update(dict.fromkeys(hits))
     for name in chosen:
         kind = type(modules[name]).__name__
+        if kind in ("Linear", "Conv2d") and "weight" not in modules[name]._parameters:
+            kind += " whose weight a hook makes (prune, weight_norm, spectral_norm: remove it)"
         if not _adaptable(modules[name]) or not name:
             raise ConfigError(
                 f"adapter target '{name or '(the whole model)'}' is a {kind}, not an nn.Linear "
@@ -136,7 +138,8 @@ def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
 
 
 def _adaptable(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or is_pointwise(module) or is_quantised(module)
+    plain = type(module) is nn.Linear or is_pointwise(module)
+    return (plain and "weight" in module._parameters) or is_quantised(module)
 
 
 def _adapted(module: nn.Module, config: AdapterConfig, generator: torch.Generator) -> BoundedLinear:

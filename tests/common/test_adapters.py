@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.utils.prune import l1_unstructured
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
@@ -360,6 +361,7 @@ def conv1d():
         (lambda: nn.Sequential(nn.Linear(2, 2)), "Sequential"),
         (lambda: _Own(2, 2), "_Own"),
         (lambda: nn.Conv2d(1, 1, 3), "Conv2d"),
+        (lambda: l1_unstructured(nn.Linear(2, 2), "weight", 0.5), "Linear whose weight a hook"),
     ],
 )
 def test_only_linear_layers_are_adapted(layer, kind):
