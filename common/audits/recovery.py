@@ -45,7 +45,7 @@ class RelearnTime(ModelAudit):
     Source: Golatkar et al. 2020 (relearn time); Chundawat et al. 2023 (AIN, arXiv 2201.05629).
     """
 
-    info = AuditInfo(2, "minutes", "steps", "AIN 1")
+    info = AuditInfo(3, "minutes", "steps", "AIN 1")
     budget: ClassVar[Mapping[str, str]] = {"samples": "shots", "steps": "max_steps"}
     part: ClassVar[str] = "forget"
     """What the model is trained on."""
@@ -91,7 +91,7 @@ class RelearnTime(ModelAudit):
         from stable_forgetting.common.train.fit import fit
         from stable_forgetting.common.train.protocols import Hooks
 
-        model = task.load()
+        model = task.load().requires_grad_()  # who attacks trains every weight
         if reaches(task, model, measured, wanted):
             return 0
 

@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import gram_norm
-from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
+from stable_forgetting.common.bounded.layer import (
+    BoundedLinear,
+    adapted_layers,
+    keep_called,
+    warn_of_loss,
+)
 from stable_forgetting.common.bounded.norm_bounded import attach_norm_bounded
 from stable_forgetting.common.bounded.peft import attach_peft, merge_peft
 from stable_forgetting.common.bounded.polynomial import OddPolynomial
@@ -70,6 +75,7 @@ def attach(
                 f"adapter target '{name}' is a quantised {type(modules[name]).__name__}, whose "
                 "rounding would swallow a merged update; use mode: split"
             )
+    _remember_trained(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if config.peft:
@@ -77,6 +83,8 @@ def attach(
         attach(model, names, config, generator)
     for name in names if not config.peft else ():
         _replace(model, name, _adapted(modules[name], config, generator))
+    for name in names:
+        keep_called(model.get_submodule(name.rpartition(".")[0]), model.get_submodule(name))
     inside = tuple(f"{name}." for name in names)
     # a head that is tied to the embedding goes by both names
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -85,6 +93,16 @@ def attach(
         ):
             parameter.requires_grad_(True)
     return names
+
+
+_TRAINED = "trained_before_adapters"
+
+
+def _remember_trained(model: nn.Module) -> None:
+    """Notes which parameters require a gradient, for :func:`detach`."""
+    named = model.named_parameters(remove_duplicate=False)
+    trained = frozenset(name for name, parameter in named if parameter.requires_grad)
+    vars(model)[_TRAINED] = vars(model).get(_TRAINED, frozenset()) | trained
 
 
 def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
@@ -108,6 +126,8 @@ def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
         chosen.update(dict.fromkeys(hits))
     for name in chosen:
         kind = type(modules[name]).__name__
+        if kind in ("Linear", "Conv2d") and "weight" not in modules[name]._parameters:
+            kind += " whose weight a hook makes (prune, weight_norm, spectral_norm: remove it)"
         if not _adaptable(modules[name]) or not name:
             raise ConfigError(
                 f"adapter target '{name or '(the whole model)'}' is a {kind}, not an nn.Linear "
@@ -118,7 +138,8 @@ def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
 
 
 def _adaptable(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or is_pointwise(module) or is_quantised(module)
+    plain = type(module) is nn.Linear or is_pointwise(module)
+    return (plain and "weight" in module._parameters) or is_quantised(module)
 
 
 def _adapted(module: nn.Module, config: AdapterConfig, generator: torch.Generator) -> BoundedLinear:
@@ -147,6 +168,8 @@ def merges_exactly(model: nn.Module) -> bool:
 def detach(model: nn.Module) -> nn.Module:
     """Merges every adapter in place: the original architecture and state-dict keys.
 
+    What required a gradient before :func:`attach` requires one again.
+
     Where bfloat16 or float16 weights round away more than a tolerated share of the update
     (:data:`common.bounded.layer.TOLERATED_LOSS`), one warning per model says how large the update
     is and how much of it is lost.
@@ -167,6 +190,10 @@ def detach(model: nn.Module) -> nn.Module:
         _replace(model, name, merged)
         total += squares
     warn_of_loss(total)
+    trained = vars(model).pop(_TRAINED, None)
+    if trained is not None:
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            parameter.requires_grad_(name in trained)
     return model
 
 

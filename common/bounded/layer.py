@@ -246,6 +246,23 @@ class BoundedLinear(nn.Module):
         return f"{shape}, phi={self.config.phi}, frequency={self.bound.frequency:g}"
 
 
+def keep_called(parent: nn.Module, layer: nn.Module) -> None:
+    """Has torch's encoder layer call an adapter: in eval mode it takes the plain weight from it.
+
+    It calls its parts where one of them has a hook.
+    """
+    if isinstance(parent, nn.TransformerEncoderLayer) and not isinstance(layer, nn.Linear):
+        layer.register_forward_pre_hook(_refuse_nested)
+
+
+def _refuse_nested(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+    if args[0].is_nested:
+        raise ConfigError(
+            "an adapter takes no nested tensor, which nn.TransformerEncoder makes of a padded "
+            "batch in eval mode; set its use_nested_tensor to False, or detach the adapter first"
+        )
+
+
 def bound_of(config: AdapterConfig, size: Callable[[], float]) -> Bound:
     """The form of a layer's dW; ``size`` gives rms(W0), which a relative bound needs."""
     if config.bound == "absolute":

@@ -137,6 +137,11 @@ def test_a_module_of_ones_own_needs_tensors(pictures, tmp_path):
         ([(torch.zeros(3, 32, 32, dtype=torch.uint8), 0)], DataError, "torch.uint8 tensor"),
         ([(torch.zeros(3, 32, 32), 9)], DataError, "a label is 9, and the model has 4 classes"),
         ([(torch.zeros(3, 7, 7), 0)], DataError, "does not take its images"),
+        (
+            [(torch.zeros(3, 32, 32), 0), (torch.zeros(3, 16, 32), 0)],
+            DataError,
+            "forget[1]: is 3 x 16 x 32, and the tensors before it are 3 x 32 x 32; give",
+        ),
         ([{"image": torch.zeros(3, 32, 32)}], DataError, "none of label, labels"),
         ([(torch.zeros(3, 32, 32), "red")], DataError, "sample 0 has the label 'red'; give the"),
         ([(Image.new("I;16", (32, 32)), 0)], DataError, "forget[0]: has pixels of mode I;16"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.utils.prune import l1_unstructured
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
@@ -242,6 +243,34 @@ def test_detach_restores_the_architecture(tiny, name):
         torch.testing.assert_close(value, plain.state_dict()[key], rtol=0, atol=1e-7)
 
 
+def test_torchs_encoder_layer_calls_its_adapters_in_eval_mode_too():
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    model = nn.ModuleDict({"encoder": nn.TransformerEncoder(layer, 1)})
+    attach(model, ("*.linear*",), AdapterConfig(rank=2, phi="sine"), stream())
+    randomise(model)
+    model, x = copy.deepcopy(model), torch.randn(2, 5, 8, generator=stream(3))
+    trained = model["encoder"](x)
+    padded = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()["encoder"](x), trained)
+        with pytest.raises(ConfigError, match="use_nested_tensor to False, or detach"):
+            model["encoder"](x, src_key_padding_mask=padded)
+        torch.testing.assert_close(detach(model)["encoder"](x), trained)
+
+
+def test_detach_gives_back_what_was_trainable_before_attach(tiny):
+    model = tiny.net()
+    model.stem.weight.requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    attach(model, ("blocks.*.mlp.fc1",), AdapterConfig(rank=2), stream())
+    attach(model, ("blocks.*.mlp.fc2",), AdapterConfig(rank=2), stream(), trainable=("stem.*",))
+    detach(copy.deepcopy(model).eval())
+    detach(model)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    model.requires_grad_(False)
+    assert not any(p.requires_grad for p in detach(model).parameters()), "nothing is attached"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("phi", PHIS)
 def test_other_precisions_run_and_merge(tiny, phi, dtype):
@@ -332,6 +361,7 @@ def conv1d():
         (lambda: nn.Sequential(nn.Linear(2, 2)), "Sequential"),
         (lambda: _Own(2, 2), "_Own"),
         (lambda: nn.Conv2d(1, 1, 3), "Conv2d"),
+        (lambda: l1_unstructured(nn.Linear(2, 2), "weight", 0.5), "Linear whose weight a hook"),
     ],
 )
 def test_only_linear_layers_are_adapted(layer, kind):

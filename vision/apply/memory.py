@@ -163,8 +163,17 @@ def read_samples(given: Any, role: str) -> Images:
     first_of(given, role)
     pairs = Pairs(given, role)
     labels, hashes = [], []
+    size: torch.Size | None = None
     for index in range(len(pairs)):
         image, label = pairs[index]
+        if isinstance(image, torch.Tensor):
+            size = size or image.shape
+            if image.shape != size:
+                found, wanted = (" x ".join(map(str, shape)) for shape in (image.shape, size))
+                raise DataError(
+                    f"{role}[{index}]: is {found}, and the tensors before it are {wanted}; give "
+                    "tensors of one size"
+                )
         labels.append(label)
         hashes.append(hashlib.sha256(_bytes(image, f"{role}[{index}]")).hexdigest())
     text = "".join(f"{h} {y}\n" for h, y in zip(hashes, labels, strict=True))

@@ -73,6 +73,18 @@ def test_who_hides_is_relearnt_from_few_samples_sooner_than_who_never_knew(toy):
     assert attack.config.shots == 16
 
 
+@pytest.mark.parametrize("attack", [RelearnTime, RelearnFew])
+def test_relearning_trains_every_weight_whatever_the_method_left_frozen(toy, attack):
+    attack = attack(attack.Config(repeats=1, lr=1e-2))
+    hidden = hiding(toy, -1.0)
+    frozen = copy.deepcopy(hidden)
+    for name, parameter in frozen.named_parameters():
+        parameter.requires_grad_("blocks.0.norm" in name)
+    assert any(p.requires_grad for p in frozen.parameters())
+    steps = [attack.measure(toy.task(model))["steps"].value for model in (hidden, frozen)]
+    assert steps[0] == steps[1] > 0
+
+
 def test_another_domain_has_the_same_labels_and_none_of_the_samples(toy):
     task = toy.task()
     moved, indices = Elsewhere(task.source, 3), torch.as_tensor(task.split.parts["retain"])
