@@ -18,7 +18,7 @@ from stable_forgetting.common.base.errors import CheckpointError, ConfigError, D
 from stable_forgetting.common.base.hub import prepare_client
 from stable_forgetting.common.store.adapters import base_of, is_adapter, with_adapter
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.models.families import family_of, tiny_family
+from stable_forgetting.language.models.families import tiny_family
 
 logger = logging.getLogger(__name__)
 
@@ -212,18 +212,15 @@ def fetch_config(name: str, revision: str | None) -> Any:
 
     Raises:
         DataError: It cannot be read.
-        ConfigError: Its layers are transposed.
     """
     from transformers import AutoConfig
 
     prepare_client()
     name = base_of(Path(name)) if is_adapter(name) else name
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:  # as above
         raise DataError(
             f"model {name}: its config cannot be read ({one_line(error)}); give a folder with"
             " config.json, name: tiny, or run once on a machine with a network"
         ) from None
-    family_of(config.model_type).check_layers(name)
-    return config

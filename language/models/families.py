@@ -46,7 +46,6 @@ class CausalFamily:
         layers: Patterns of all linear layers of its blocks, where they were read.
         head: Patterns of the parameter names of the output layer.
         components: Component -> parts of dotted parameter names that tell it.
-        transposed: Its layers are stored transposed (Conv1D), which adapters do not support.
         linear_head: Logits are one linear map of the decoder's last hidden state, nothing more.
         last_norm: Name in the decoder of the normalisation before the head; empty if not known.
         maskable: It takes a whole attention mask (N, 1, T, T) and explicit positions.
@@ -61,7 +60,6 @@ class CausalFamily:
     layers: tuple[str, ...] = ()
     head: tuple[str, ...] = ("lm_head.*", "embed_out.*")
     components: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _COMPONENTS)
-    transposed: bool = False
     linear_head: bool = False
     last_norm: str = ""
     maskable: bool = False
@@ -71,27 +69,10 @@ class CausalFamily:
 
     @property
     def targets(self) -> Mapping[str, tuple[str, ...]]:
-        """Adapter patterns by placement, for placements that there are.
-
-        Raises:
-            ConfigError: The layers are transposed.
-        """
-        self.check_layers(self.model_type)
+        """Adapter patterns by placement, for placements that there are."""
         both = (*self.mlp, *self.attention) if self.mlp and self.attention else ()
         placements = {"mlp": self.mlp, "attention": self.attention, "all": both}
         return {name: patterns for name, patterns in placements.items() if patterns}
-
-    def check_layers(self, model: str) -> None:
-        """Refuses transposed layers, naming the model.
-
-        Raises:
-            ConfigError: The layers are transposed.
-        """
-        if self.transposed:
-            raise ConfigError(
-                f"model {model}: {self.model_type} stores its layers transposed (Conv1D), which"
-                " adapters do not support; use a GPT-Neo, whose layers are nn.Linear"
-            )
 
     def component_of(self, parameter: str) -> str:
         """``mlp``, ``attention``, ``head`` or ``other``, from a parameter's dotted name."""
@@ -174,10 +155,7 @@ FAMILIES: dict[str, CausalFamily] = {
         CausalFamily("gpt_neox", **_EXACT, last_norm="final_layer_norm"),
         CausalFamily("phi3", linear_head=True),
         CausalFamily("qwen3", linear_head=True),
-        CausalFamily("gpt2", linear_head=True, transposed=True),
-        CausalFamily("openai-gpt", transposed=True),
-        CausalFamily("decision_transformer", transposed=True),
-        CausalFamily("imagegpt", transposed=True),
+        CausalFamily("gpt2", linear_head=True),
     )
 }
 """``model_type`` of transformers -> family."""

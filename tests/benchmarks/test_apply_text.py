@@ -545,13 +545,17 @@ def test_bad_folders(broken, tmp_path):
     assert_refused(hub, CheckpointError, "no such folder", "hub", "network")
 
 
-def test_gpt2_is_refused(request_, tmp_path):
+def test_gpt2_takes_methods_without_an_adapter(request_, tmp_path):
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path / "gpt2"
     AutoModelForCausalLM.from_config(config_of("gpt2")).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    assert_refused(dataclasses.replace(request_, model=folder), ConfigError, "Conv1D", "GPT-Neo")
+    gpt2 = dataclasses.replace(request_, model=folder)
+    adapted = dataclasses.replace(gpt2, method="gd_lora")
+    assert_refused(adapted, ConfigError, "no layers", "a method without an adapter")
+    full = dataclasses.replace(gpt2, method="gd", params={"steps": 1})
+    assert apply(full).statement["method"]["name"] == "gd"
 
 
 def test_a_hub_id_is_fetched_once_and_named(world, request_, monkeypatch):

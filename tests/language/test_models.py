@@ -26,7 +26,12 @@ from stable_forgetting.language.models import families
 from stable_forgetting.language.models.backbone import causal_forward, last_layers
 from stable_forgetting.language.models.build import blank_model, build_model, load_published
 from stable_forgetting.language.models.families import FAMILIES, CausalFamily, family_of
-from stable_forgetting.language.models.sizes import completed, count_targets, linear_layers
+from stable_forgetting.language.models.sizes import (
+    completed,
+    count_targets,
+    family_in,
+    linear_layers,
+)
 from stable_forgetting.language.scenarios import TextScenarioConfig, make_split
 from tests.language.made import source_of
 
@@ -365,15 +370,12 @@ def test_pickled_weights_are_refused(tmp_path):
         build_model(CausalModelConfig(name=str(tmp_path)), 400, 0)
 
 
-def test_gpt2_is_refused_with_a_reason(tmp_path):
+def test_gpt2_is_built_and_has_no_layers_for_adapters(tmp_path):
     from transformers import GPT2Config
 
     GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=400).save_pretrained(tmp_path)
-    for call in (build_model, lambda *args: blank_model(*args[:2])):
-        with pytest.raises(ConfigError, match=r"Conv1D.* use a GPT-Neo"):
-            call(CausalModelConfig(name=str(tmp_path)), 400, 0)
-    with pytest.raises(ConfigError, match="Conv1D"):
-        _ = family_of("gpt2").targets
+    model = blank_model(CausalModelConfig(name=str(tmp_path)), 400)
+    assert not family_in(model).targets
 
 
 def test_faults_are_one_line(tmp_path):
