@@ -24,9 +24,10 @@ from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import CheckpointError, DataError, Diverged
 from stable_forgetting.common.base.registry import METHODS, plugin_code
-from stable_forgetting.common.bounded.attach import adapter_statistics, detach
+from stable_forgetting.common.bounded.attach import detach
 from stable_forgetting.common.bounded.files import AdapterState, adapter_state
 from stable_forgetting.common.bounded.layer import adapted_layers, warn_of_loss
+from stable_forgetting.common.bounded.statistics import adapter_statistics
 from stable_forgetting.common.data.access import DataAccess
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.protocol.given import SEEN, VALIDATION, Application, GivenBenchmark

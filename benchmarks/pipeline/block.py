@@ -14,14 +14,10 @@ from stable_forgetting.benchmarks.pipeline.unlearning import training
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.bounded.attach import (
-    adapter_statistics,
-    attach,
-    detach,
-    shares_beyond,
-)
+from stable_forgetting.common.bounded.attach import attach, detach
 from stable_forgetting.common.bounded.layer import adapted_layers
 from stable_forgetting.common.bounded.phi import PHIS
+from stable_forgetting.common.bounded.statistics import adapter_statistics, shares_beyond
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.methods.gradient import adapter_targets
 from stable_forgetting.common.methods.task import UnlearnTask

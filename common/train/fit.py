@@ -71,7 +71,7 @@ def fit(
     Logged at step 1, every ``config.log_every`` steps and at the last: ``loss/<part>``, ``lr``,
     ``grad_norm/<c>`` (before clipping) and ``weight_norm/<c>`` of what is trained, per component
     (``A`` and ``B`` for factors); ``logits/mean``, ``logits/spread``; ``adapter/*`` (see
-    :func:`common.bounded.attach.adapter_statistics`); at probes also
+    :func:`common.bounded.statistics.adapter_statistics`); at probes also
     ``probe_grad_norm/<c>`` and ``effective_weight_norm/<c>``.
     """
     hooks, telemetry = hooks or Hooks(), telemetry or Telemetry()

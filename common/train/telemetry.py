@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from stable_forgetting.common.bounded.attach import adapter_statistics
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, reuse_weights
 from stable_forgetting.common.bounded.quantised import dense_weight
+from stable_forgetting.common.bounded.statistics import adapter_statistics
 from stable_forgetting.common.data.batch import Batch, Forward
 from stable_forgetting.common.objectives.objectives import Objective
 from stable_forgetting.common.train.precision import tensor_float

@@ -10,8 +10,9 @@ from stable_forgetting.benchmarks.pipeline.block import Shares, _AtBall
 from stable_forgetting.benchmarks.pipeline.cells import Cell
 from stable_forgetting.benchmarks.suite.grid import acceptance
 from stable_forgetting.benchmarks.sweeps.report import regime_sections
-from stable_forgetting.common.bounded.attach import adapter_statistics, attach, shares_beyond
+from stable_forgetting.common.bounded.attach import attach
 from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.statistics import adapter_statistics, shares_beyond
 from stable_forgetting.vision.metrics import SWEEP_AXES
 
 RULE = acceptance(SWEEP_AXES, {}, "test")

@@ -21,7 +21,6 @@ from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.bounded.attach import (
     BoundedLinear,
     adapted_layers,
-    adapter_statistics,
     attach,
     clip_factors_,
     detach,
@@ -36,6 +35,7 @@ from stable_forgetting.common.bounded.files import (
     load_adapter,
     save_adapter,
 )
+from stable_forgetting.common.bounded.statistics import adapter_statistics
 from stable_forgetting.common.methods.gradient import AdaptedConfig, adapter_targets
 from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.train.config import FitConfig
@@ -332,6 +332,14 @@ def test_the_head_trains_when_asked_and_w0_never(tiny):
     model = tiny.net()
     attach(model, ("head",), AdapterConfig(rank=2), stream(), trainable=("head.*",))
     assert {n for n, p in model.named_parameters() if p.requires_grad} == {"head.A", "head.Bt"}
+
+
+def test_a_layer_with_two_names_is_refused(tiny):
+    model = tiny.net()
+    model.blocks[1].mlp.fc1 = model.blocks[0].mlp.fc1
+    with pytest.raises(ConfigError, match=r"'blocks.0.mlp.fc1' is also 'blocks.1.mlp.fc1'.*own"):
+        attach(model, MLP, AdapterConfig(rank=2), stream())
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_same_generator_same_factors(tiny):

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.bounded.attach import adapted_layers, adapter_statistics
+from stable_forgetting.common.bounded.attach import adapted_layers
+from stable_forgetting.common.bounded.statistics import adapter_statistics
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.train.config import FitConfig
 

@@ -9,16 +9,11 @@ import torch
 from torch import nn
 
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.bounded.attach import (
-    adapted_layers,
-    adapter_statistics,
-    attach,
-    detach,
-    trainable_share,
-)
+from stable_forgetting.common.bounded.attach import adapted_layers, attach, detach, trainable_share
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.files import load_adapter, save_adapter
 from stable_forgetting.common.bounded.quantised import BoundedPointwise
+from stable_forgetting.common.bounded.statistics import adapter_statistics
 from stable_forgetting.common.methods.delora import GDDelora, attach_delora
 
 CONFIGS = {

@@ -14,13 +14,14 @@ from stable_forgetting.common import AdapterConfig
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded import polynomial
-from stable_forgetting.common.bounded.attach import adapter_statistics, attach, detach
+from stable_forgetting.common.bounded.attach import attach, detach
 from stable_forgetting.common.bounded.layer import BoundedLinear, reuse_weights
 from stable_forgetting.common.bounded.polynomial import (
     TOLERANCE,
     certified_reach,
     odd_polynomial,
 )
+from stable_forgetting.common.bounded.statistics import adapter_statistics
 
 D, K = 40, 56
 

@@ -15,7 +15,6 @@ from torch import nn
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.bounded.attach import (
     adapted_layers,
-    adapter_statistics,
     attach,
     detach,
     project_ball_,
@@ -34,6 +33,7 @@ from stable_forgetting.common.bounded.quantised import (
     dense_weight,
     is_quantised,
 )
+from stable_forgetting.common.bounded.statistics import adapter_statistics
 from stable_forgetting.common.objectives.objectives import gradient_difference
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
