@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stable_forgetting.benchmarks.apply.place import Workplace, earlier_requests, workplace
 from stable_forgetting.benchmarks.apply.relearn import relearned
 from stable_forgetting.benchmarks.apply.report import reading, verdict, weight_change
-from stable_forgetting.benchmarks.apply.result import Result
+from stable_forgetting.benchmarks.apply.result import SCHEMA, Result
 from stable_forgetting.benchmarks.pipeline.unlearning import count_parameters, training
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict
@@ -34,8 +34,6 @@ from stable_forgetting.common.protocol.given import SEEN, VALIDATION, Applicatio
 from stable_forgetting.common.store.records import environment
 from stable_forgetting.common.store.stages import ENGINE_VERSION
 from stable_forgetting.common.train.protocols import Progress, Telemetry
-
-SCHEMA = 2
 
 
 @dataclass

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 ADAPTER = "adapter"
 
+SCHEMA = 2
+"""Of ``statement.json``."""
+
 
 @dataclass(frozen=True)
 class Result:
