@@ -609,12 +609,14 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "them are relearnt in {} to {} steps, Retrain not in {:.0f}.", alike_and_hiding),
     (FINDINGS, "{} of {} rows, all with the saturating loss, are not shown to differ from Retrain, "
                "and were relearnt no sooner (in their adapted layers alone). After the second of "
-               "four blocks the ball still names {:.1f} % of the forgotten images [{}, {}], Retrain {:.1f} %.", a_class),
+               "four blocks the ball still names {:.1f} % of the forgotten images [{}, {}], "
+               "Retrain {:.1f} %.", a_class),
     (README, "After a pretraining two of the three nearest take {} and {}.",
      lambda: tuple(cell(CLASSES_AFTER, "relearn:", row, "steps")
                    for row in ("gd_ul_omega", "gd_ball"))),
     (README, "On a class of CIFAR-10 the three nearest were relearnt no sooner than "
-             "Retrain, in their adapted layers alone. In {} a middle layer names it (95 % CI above 0).",
+             "Retrain, in their adapted layers alone. In {} a middle layer names it (95 % CI above "
+             "0).",
      lambda: ({1: "one"}[sum(low != "0" for low, _ in map(named_between, NEAR_ON_A_CLASS))],)),
     (FINDINGS, "From all forgotten images LoRA now takes {} steps instead of 27.4 and the ball {} "
                "instead of 9.6 on ten of a hundred classes, {} and {} instead of 18.4 and 19.2 "
