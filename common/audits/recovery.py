@@ -91,7 +91,9 @@ class RelearnTime(ModelAudit):
         from stable_forgetting.common.train.fit import fit
         from stable_forgetting.common.train.protocols import Hooks
 
-        model = task.load().requires_grad_()  # who attacks trains every weight
+        model = task.load()
+        for parameter in model.parameters():  # who attacks trains every weight; codes are none
+            parameter.requires_grad_(parameter.is_floating_point())
         if reaches(task, model, measured, wanted):
             return 0
 

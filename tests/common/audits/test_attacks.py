@@ -39,11 +39,13 @@ from stable_forgetting.common.audits.weights import (
     normal_float,
     pruned,
 )
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.data.parts import PARTS, Part, Role
 from stable_forgetting.language.attacks import RULES, FewShot, Paraphrase, Zlib
 from stable_forgetting.language.benchmarks.muse import MuseBenchmark
 from stable_forgetting.language.data.corpus import Item
+from tests.common.test_quantised import Int8Linear
 from tests.language.made import source_of
 
 
@@ -99,6 +101,13 @@ def test_other_data_teach_nothing_to_who_never_knew(toy):
     attack = RelearnElsewhere(RelearnElsewhere.Config(repeats=1, max_steps=5))
     assert "cut off at 5" in attack.measure(toy.task(toy.retrain))["steps"].note
     assert attack.measure(toy.task())["steps"].value == 0
+
+
+def test_relearning_refuses_quantised_weights_in_one_line(toy):
+    packed = hiding(toy, -1.0)
+    packed.blocks[0].mlp.fc1 = Int8Linear(packed.blocks[0].mlp.fc1)
+    with pytest.raises(ConfigError, match="the model's weights are quantised"):
+        RelearnTime(RelearnTime.Config(repeats=1)).measure(toy.task(packed))
 
 
 def test_the_advantage_of_relearning_is_the_share_of_steps_saved():
