@@ -116,17 +116,22 @@ def test_the_shipped_page_and_the_findings_are_those_of_the_shipped_cards():
         "divergence of answers ({}) | mean probability ({}), ROUGE-L ({}), extraction strength ({})"
     )
     assert told.format(*r(authors, *order, *failed)) in said
-    assert all(may(digit, "fa", "ua", "forget_loss", "mia_auc"))
-    assert not any(may(digit, "mia", "js_forget"))
-    told = "the SVC attack that AG4 averages (R {}), JS divergence ({})"
-    assert told.format(*r(digit, "mia", "js_forget")) in said
-    assert all(may(tenth, "fa", "ua", "forget_loss", "mia"))
+    assert all(may(digit, "fa", "ua", "forget_loss"))
+    doubted = ("mia", "js_forget", "mia_auc", "mia_entropy")
+    assert not any(may(digit, *doubted))
+    told = (
+        "the loss (R {}) | the SVC attack that AG4 averages (R {}), JS divergence ({}), membership "
+        "by loss ({}) and by entropy ({})"
+    )
+    assert told.format(*r(digit, "forget_loss", *doubted)) in said
+    assert all(may(tenth, "fa", "ua", "mia"))
+    assert not any(may(tenth, "forget_loss", "mia_entropy"))
     js, changed, auc = (of[tenth, metric] for metric in ("js_forget", "changed_forget", "mia_auc"))
     assert js.low < 0.5 and changed.low < 0.5 and not auc.ranks
     told = (
-        f"the SVC attack (R {r(tenth, 'mia')[0]}) | JS divergence (area {js.area:.2f}), share "
-        f"answered otherwise ({changed.area:.2f}), membership by loss ({auc.area:.2f} "
-        f"[{auc.low:.2f}, {auc.high:.2f}])"
+        f"the SVC attack (R {r(tenth, 'mia')[0]}) | the loss (R {r(tenth, 'forget_loss')[0]}), JS "
+        f"divergence (area {js.area:.2f}), share answered otherwise ({changed.area:.2f}), "
+        f"membership by loss ({auc.area:.2f} [{auc.low:.2f}, {auc.high:.2f}])"
     )
     assert re.sub(r"\b0\.", ".", told) in said
     assert all(may(notes, "forget_el", "forget_ma"))
