@@ -330,6 +330,6 @@ def reached(
                 f"stop_below: '{name}' is not measured{did_you_mean(name, [*metrics])}"
             )
     values = {name: metrics[name] for name in numbers}
-    if not numbers or any(v is None or v >= numbers[name] for name, v in values.items()):
+    if not numbers or not all(v is not None and v < numbers[name] for name, v in values.items()):
         return None
     return ", ".join(f"{name} < {limit:g}" for name, limit in numbers.items())
