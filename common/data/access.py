@@ -20,7 +20,7 @@ from stable_forgetting.common.data.batch import (
     class_labels,
     every_position,
 )
-from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.common.data.parts import PadTo
 from stable_forgetting.common.data.splits import ForgetSplit
 
 

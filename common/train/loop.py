@@ -71,7 +71,7 @@ class TrainingRun:
         self.warmup = warmup_steps(config, loaders)
         self.evaluate_every, self.stops_from = evaluation_steps(config, loaders)
         if ends is not None:
-            few = ends.few(config.accumulation)
+            few = min(config.accumulation, ends.rehearsal.accumulation)
             self.config = config = config.model_copy(update={"accumulation": few})
         self.device = next(model.parameters()).device  # accelerate knows one accelerator only
         self.accelerator = make_accelerator(config, self.device)
