@@ -52,7 +52,9 @@ def reinforce(task: UnlearnTask, config: ReinforcedConfig) -> None:
     task.fit(task.model, objective, task.loaders(["forget"], engine), engine)
 
 
-def take_strength(task: UnlearnTask, config: Any, apply: Callable[[float], None]) -> None:
+def take_strength(
+    task: UnlearnTask, model: nn.Module, config: Any, apply: Callable[[float], None]
+) -> None:
     """Applies ``config.a``; of several the first at which ``stop_below`` holds, else the last.
 
     MUSE's authors choose so (jaechan-repo/muse_bench, get_best_forget_quality.py).
@@ -68,11 +70,11 @@ def take_strength(task: UnlearnTask, config: Any, apply: Callable[[float], None]
     telemetry = task.telemetry
     if not config.stop_below or telemetry is None or telemetry.evaluate_during is None:
         raise ConfigError("a: several strengths need stop_below, and a suite; give one strength")
-    device = next(task.model.parameters()).device
+    device = next(model.parameters()).device
     for index, strength in enumerate(config.a, 1):
         apply(strength)
-        with looking(task.model, device):
-            metrics = telemetry.evaluate_during(task.model, index)
+        with looking(model, device):
+            metrics = telemetry.evaluate_during(model, index)
         if reached(metrics, config.stop_below) is not None:
             break
     return None
@@ -122,7 +124,7 @@ class TaskVector(UnlearningMethod):
                 step = a if key in weights else 0.0
                 tensor.copy_(start[key] - step * (tuned[key] - start[key]))
 
-        take_strength(task, self.config, go_back)
+        take_strength(task, task.model, self.config, go_back)
         return task.model
 
 
