@@ -85,7 +85,7 @@ def _agreed(stage: Stage, complete: bool, runtime: Runtime) -> bool:
 
     check_device(runtime.device)
     join_processes(torch.device(pick_device(runtime.device)))
-    message = processes.announce(f"{int(complete)}{stage.key}")
+    message = processes.gathered(f"{int(complete)}{stage.key}")[0]
     if message[1:] != stage.key:
         raise DataError(
             f"--store {runtime.store}: it changed while the processes planned; run again"

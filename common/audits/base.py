@@ -190,7 +190,7 @@ TIERS: Mapping[str, str] = {
     "minutes": "forward passes or a short training of every stored model",
     "shadows": "many trainings: see --shadows, which prints their cost first",
 }
-Parts = Mapping[str, "Scores"]
+Parts = Mapping[str, Scores]
 PartNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 

@@ -85,18 +85,13 @@ def per_sample(
     return np.concatenate(rows)
 
 
-def likelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """(N,) sum of log p over the labelled positions."""
-    from stable_forgetting.common.objectives.positions import log_likelihood
-
-    return log_likelihood(logits, labels)
-
-
 def likelihoods(task: AuditTask, whose: Whose) -> Callable[[np.ndarray], np.ndarray]:
     """Indices -> (N,) their likelihoods under one of the task's models.
 
     Several attacks ask for the same ones: of a stored model a process computes them once.
     """
+    from stable_forgetting.common.objectives.positions import log_likelihood
+
     loaders = {
         "model": task.load,
         "original": task.load_original,
@@ -110,7 +105,7 @@ def likelihoods(task: AuditTask, whose: Whose) -> Callable[[np.ndarray], np.ndar
         place = task.stored.get(whose, ""), indices.tobytes(), task.batch_size
         found = _KNOWN.get(place)
         if found is None:
-            found = per_sample(task, load(), indices, likelihood)
+            found = per_sample(task, load(), indices, log_likelihood)
             if place[0]:
                 _KNOWN[place] = found
             if len(_KNOWN) > KEPT:

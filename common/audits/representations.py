@@ -30,8 +30,7 @@ from stable_forgetting.common.audits.intervals import bootstrap_mean, proportion
 from stable_forgetting.common.audits.pairs import over_retained
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
-from stable_forgetting.common.base.seeding import derive
-from stable_forgetting.common.data.splits import balanced_draw
+from stable_forgetting.common.base.seeding import derive, hash_order
 from stable_forgetting.common.measure.answers import kl_rows
 
 if TYPE_CHECKING:
@@ -94,16 +93,8 @@ def per_class(task: AuditTask, indices: np.ndarray, count: int, *names: str | in
     chosen = []
     for label in np.unique(labels):
         members = indices[labels == label]
-        drawn = balanced_draw(
-            np.arange(len(members)),
-            np.zeros(len(members)),
-            count,
-            task.seed,
-            "audit",
-            *names,
-            int(label),
-        )
-        chosen.append(members[drawn])
+        order = hash_order(range(len(members)), task.seed, "audit", *names, int(label))
+        chosen.append(members[order[:count]])
     return np.sort(np.concatenate(chosen))
 
 

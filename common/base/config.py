@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import math
+import operator
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -19,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
-from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import ConfigError, shortened
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -75,6 +76,8 @@ class Strict(BaseModel):
         if field is None or _mentions_bool(field.annotation):
             return value
         items = value if isinstance(value, list | tuple) else [value]
+        if isinstance(value, Mapping) and not _models_in(field.annotation):
+            items = [*value.values()]
         if any(isinstance(item, bool) for item in items):
             raise ValueError("yes/no/true/false is not valid here (YAML reads bare `no` as false)")
         return value
@@ -208,7 +211,7 @@ def validate(model: type[M], data: Any, origin: str) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{origin}: {_first_problem(model, error)}") from None
+        raise ConfigError(f"{origin}: {_first_problem(model, data, error)}") from None
 
 
 _MENDS = {
@@ -221,34 +224,47 @@ _MENDS = {
     "int_type": "write a whole number",
     "int_from_float": "write a whole number",
     "int_parsing": "write a whole number",
+    "string_type": "write text",
     "bool_parsing": "write true or false",
 }
 """What to write instead, where pydantic's own words name only its types."""
 
 
-def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
+def _first_problem(model: type[BaseModel], data: Any, error: ValidationError) -> str:
     problems = error.errors(include_url=False)
     # a misspelt key explains a missing one, so it comes first
-    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
-    parts = [str(part) for part in first["loc"]]
-    key = ".".join(parts) or "(top level)"
+    problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+    places = [_keys(model, data, problem["loc"]) for problem in problems]
+    # each form that a value may have is a problem of its own; the deepest is of the form meant
+    near = [place for place in places if all(map(operator.eq, place, places[0]))]
+    place = max(near, key=len)
+    here = [problem for problem, other in zip(problems, places, strict=True) if other == place]
+    first, key = here[0], ".".join(place) or "(top level)"
     if first["type"] == "extra_forbidden":
         models = _models_at(model, first["loc"][:-1])
         fields = sorted({name for candidate in models for name in candidate.model_fields})
-        text = f"{key}: unknown key{did_you_mean(parts[-1], fields)}"
+        text = f"{key}: unknown key{did_you_mean(place[-1], fields)}"
     elif first["type"] == "missing":
         text = f"{key}: required key is missing"
     else:
-        message = _MENDS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
+        said = (_MENDS.get(p["type"]) or p["msg"].removeprefix("Value error, ") for p in here)
+        text = f"{key}: {', or '.join(dict.fromkeys(said))}"
         of_the_whole = isinstance(first["input"], Mapping) and first["type"] == "value_error"
-        text = f"{key}: {message}" + ("" if of_the_whole else f" (got {_short(first['input'])})")
-    more = len(problems) - 1
+        text += "" if of_the_whole else f" (got {shortened(repr(first['input']), 60)})"
+    more = len({*places} - {*near})
     return text + (f" (and {more} more)" if more else "")
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _keys(model: type[BaseModel], data: Any, loc: Sequence[Any]) -> tuple[str, ...]:
+    """The keys of a place in ``data``; pydantic also names the form of a value that it tried."""
+    keys: list[str] = []
+    for depth, part in enumerate(loc):
+        field = any(part in each.model_fields for each in _models_at(model, loc[:depth]))
+        there = isinstance(part, int) or (isinstance(data, Mapping) and part in data)
+        if field or there:
+            keys.append(str(part))
+            data = data[part] if isinstance(data, Mapping | list | tuple) and there else None
+    return tuple(keys)
 
 
 def _models_at(model: Any, loc: Sequence[Any]) -> list[type[BaseModel]]:

@@ -12,12 +12,12 @@ import re
 
 def one_line(error: BaseException) -> str:
     """An error's message on one line of at most 160 characters, or its type's name."""
-    return _short(str(error), 160) or type(error).__name__
+    return shortened(str(error), 160) or type(error).__name__
 
 
 def named_line(error: BaseException) -> str:
     """An error's type and message on one line of at most 400 characters."""
-    return _short(f"{type(error).__name__}: {error}", 400)
+    return shortened(f"{type(error).__name__}: {error}", 400)
 
 
 def system_line(error: BaseException) -> str | None:
@@ -31,7 +31,8 @@ def system_line(error: BaseException) -> str | None:
     return f"cannot be written: {os.strerror(int(number[1]))}" if number else None
 
 
-def _short(text: str, limit: int) -> str:
+def shortened(text: str, limit: int) -> str:
+    """A text on one line of at most so many characters."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 

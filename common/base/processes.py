@@ -49,32 +49,12 @@ def is_main() -> bool:
     return index() == 0
 
 
-def announce(text: str) -> str:
-    """The first process's ``text`` (ASCII, equally long in all), once all processes are here."""
-    import torch
-
-    wait_for_all()
-    buffer = torch.tensor(list(text.encode("ascii")), dtype=torch.uint8)
-    torch.distributed.broadcast(buffer, 0, group())
-    return bytes(buffer.tolist()).decode("ascii")
-
-
 def wait_for_all() -> None:
     """Returns once all processes are here, at once where there is one."""
     if count() > 1:
         import torch
 
         torch.distributed.barrier(group())
-
-
-def total(counts: Any) -> Any:
-    """The sum over all processes of a tensor on the CPU."""
-    if count() > 1:
-        import torch
-
-        counts = counts.clone()
-        torch.distributed.all_reduce(counts, group=group())
-    return counts
 
 
 def gathered(value: Any) -> list[Any]:

@@ -99,9 +99,8 @@ class Registry(Generic[T]):
             self._add(Entry(name, target, summary, origin, stored))
 
         def decorate(cls: type[T]) -> type[T]:
-            doc = summary or (cls.__doc__ or "").strip().splitlines()[0:1]
-            text = doc if isinstance(doc, str) else "".join(doc)
-            self._add(Entry(name, cls, text, origin, stored))
+            first = (cls.__doc__ or "").strip().partition("\n")[0]
+            self._add(Entry(name, cls, summary or first, origin, stored))
             return cls
 
         return decorate

@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Size, Tensor, nn
 
-from stable_forgetting.common.base.errors import CheckpointError
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.bounded.attach import _adaptable, attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
@@ -149,7 +150,7 @@ def _read_adapter(
     try:
         meta = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / ADAPTER_WEIGHTS)
-        config = AdapterConfig.model_validate(meta["config"])
+        config = validate(AdapterConfig, meta["config"], ADAPTER_CONFIG)
         layers = {name: [float(value) for value in row] for name, row in meta["layers"].items()}
         if not layers or any(len(row) not in (2, 3) for row in layers.values()):
             raise ValueError("no layers")
@@ -158,6 +159,10 @@ def _read_adapter(
             raise ValueError("starts of other layers")
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder}: no adapter here (missing {error.filename})") from None
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{folder}: damaged adapter, or of a plugin that is not loaded ({error})"
+        ) from None
     except (OSError, SafetensorError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{folder}: damaged adapter ({type(error).__name__})") from None
     return config, layers, starts, tensors

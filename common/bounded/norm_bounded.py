@@ -17,8 +17,7 @@ singular values, and a start at ``dW = 0`` with A at random.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -90,13 +89,8 @@ def attach_norm_bounded(
 def merge_norm_bounded(model: nn.Module) -> nn.Module:
     """Merges every such update in place: the original architecture and state-dict keys."""
     for layer in list(model.modules()):
-        if any(isinstance(each, NormBounded) for each in _added(layer)):
-            parametrize.remove_parametrizations(layer, "weight")
+        if parametrize.is_parametrized(layer, "weight"):
+            added = layer.get_submodule("parametrizations.weight").children()
+            if any(isinstance(each, NormBounded) for each in added):
+                parametrize.remove_parametrizations(layer, "weight")
     return model
-
-
-def _added(layer: nn.Module) -> Iterable[nn.Module]:
-    parametrized: Any = layer
-    return (
-        parametrized.parametrizations.weight if parametrize.is_parametrized(layer, "weight") else ()
-    )

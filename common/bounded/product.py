@@ -37,8 +37,6 @@ from stable_forgetting.common.bounded.eager import Start, Update, factor_dtype
 from stable_forgetting.common.bounded.phi import Bound
 from stable_forgetting.common.bounded.polynomial import OddPolynomial, polynomial_product
 
-TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 
 @cache
 def _triton() -> ModuleType | None:
@@ -52,8 +50,7 @@ def _kernels(A: Tensor, dtype: torch.dtype) -> ModuleType:
     """Triton's kernels where the factors are on a GPU (or its interpreter is on), else eager."""
     if A.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
         kernels = _triton()
-        fits = dtype in TRITON_DTYPES and A.dtype in TRITON_DTYPES
-        if kernels is not None and fits and kernels.available(A):
+        if kernels is not None and dtype in kernels.DTYPES and kernels.available(A):
             return kernels
     return eager
 

@@ -149,8 +149,9 @@ class _MethodRuns:
         reads = self._reads(first)
         if not reads.ok:
             first = self._run(guarded=False)
-        results = [reads, self._runs(first)]
-        if results[-1].ok:
+        error = first.error
+        results = [reads, CheckResult("runs", not error, named_line(error) if error else "")]
+        if not error:
             results += [
                 self._width(first),
                 self._finite(first),
@@ -190,10 +191,6 @@ class _MethodRuns:
         violations = trial.task.data.violations
         problem = f"reads '{violations[0]}', not in info.access" if violations else ""
         return CheckResult("declared data", not problem, problem or _names(self.info.access))
-
-    def _runs(self, trial: _Trial) -> CheckResult:
-        error = trial.error
-        return CheckResult("runs", error is None, "" if error is None else named_line(error))
 
     def _width(self, trial: _Trial) -> CheckResult:
         try:

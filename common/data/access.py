@@ -16,12 +16,11 @@ from stable_forgetting.common.data.batch import (
     Batch,
     BoundedSource,
     Bounds,
-    LabelledSource,
     Source,
     class_labels,
     every_position,
 )
-from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.common.data.parts import PadTo
 from stable_forgetting.common.data.splits import ForgetSplit
 
 
@@ -35,16 +34,21 @@ class Reads:
         self._names = list(split.parts)
         self._sizes = [len(ids) for ids in split.parts.values()]
         size = max((int(ids.max()) + 1 for ids in split.parts.values() if len(ids)), default=0)
-        self._part = torch.zeros(size, dtype=torch.int64)
+        # the two last entries stand for whatever lies outside
+        self._part = torch.full((size + 2,), len(self._names))
         for number, ids in enumerate(split.parts.values()):
             self._part[torch.as_tensor(ids)] = number
         self.counts = torch.zeros(len(self._names), dtype=torch.int64)
         self._last: Tensor | None = None
 
+    def parts(self, indices: Tensor) -> Tensor:
+        """(N,) places of samples' parts among those of the split, one more for none of them."""
+        return self._part[indices.clamp(-1, len(self._part) - 2)]
+
     def add(self, indices: Tensor) -> None:
-        """Counts samples, (N,) int64."""
+        """Counts samples of the split, (N,) int64."""
         if indices is not self._last:
-            self.counts += torch.bincount(self._part[indices], minlength=len(self._names))
+            self.counts += torch.bincount(self.parts(indices), minlength=len(self._names))
         self._last = indices
 
     def samples(self, part: str) -> int:
@@ -58,7 +62,7 @@ class Reads:
 
     def join(self, before: Tensor) -> None:
         """Adds what the other processes were given since the counts were ``before``."""
-        self.counts = before + processes.total(self.counts - before)
+        self.counts = before + sum(processes.gathered(self.counts - before))
 
     def state(self) -> dict[str, Tensor]:
         """The counts."""
@@ -92,12 +96,7 @@ class DataAccess:
         self.violations: list[str] = []
         self.reads = reads or Reads(split)
         self._whole = source, split
-        indices = [split.parts[part] for part in sorted(declared & split.parts.keys())]
-        size = max((int(ids.max()) + 1 for ids in split.parts.values() if len(ids)), default=0)
-        # the two last entries stand for whatever lies outside
-        self._permitted = torch.zeros(size + 2, dtype=torch.bool)
-        for ids in indices:
-            self._permitted[torch.as_tensor(ids)] = True
+        self._permitted = torch.tensor([*(part in declared for part in split.parts), False])
         self.split = GuardedSplit(split, self)
         self.source = GuardedSource(source, self)
 
@@ -122,11 +121,11 @@ class DataAccess:
         Raises:
             AccessError: One does not.
         """
-        places = indices.clamp(-1, len(self._permitted) - 2)
-        if not bool(self._permitted[places].all()):
-            first = indices[~self._permitted[places]].tolist()[0]
-            parts = (part for part, ids in self._whole[1].parts.items() if first in ids)
-            self._refuse(next(parts, "no part of the split"))
+        parts = self.reads.parts(indices)
+        permitted = self._permitted[parts]
+        if not bool(permitted.all()):
+            names = [*self._whole[1].parts, "no part of the split"]
+            self._refuse(names[int(parts[~permitted][0])])
 
     def _refuse(self, part: str) -> None:
         self.violations.append(part)
@@ -198,8 +197,6 @@ class GuardedSource:
             DataError: The samples have no class.
         """
         self._access.check(torch.as_tensor(indices))
-        if isinstance(self._source, LabelledSource):
-            return self._source.labels_of(indices)
         return class_labels(self._source, indices)
 
     @property

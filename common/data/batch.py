@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from stable_forgetting.common.base.errors import DataError
-from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.common.data.parts import PadTo
 
 IGNORE = -100
 """The label of a position that counts for nothing."""

@@ -17,6 +17,9 @@ LATER = "later"
 method sees them."""
 UNUSED = "unused"
 """The part that belongs to the request but is not shown to the method: trained on by Original."""
+PadTo = Literal["batch", "max_length"]
+"""How far published code pads texts whose padding counts: to the longest of the batch, or to the
+longest that the data may have."""
 
 
 class Role(StrEnum):

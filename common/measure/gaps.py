@@ -172,14 +172,10 @@ class PairedDifference:
 
     Attributes:
         summary: Of the differences, with their 95 % t-interval.
-        positive: Seeds with a difference above 0.
-        negative: Seeds with a difference below 0.
         p_value: Two-sided paired t-test, or sign test where all are equal; None for one seed.
     """
 
     summary: Summary
-    positive: int
-    negative: int
     p_value: float | None
 
 
@@ -189,14 +185,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Paired
     Metrics move in steps of a sample, so differences may be equal by chance.  Then no spread is
     known, and p is that of the sign test: 2^(1 - n), or 1 if they are all 0.
     """
-    differences = [a - b for a, b in zip(first, second, strict=True)]
-    summary = summarise(differences)
-    return PairedDifference(
-        summary=summary,
-        positive=sum(value > 0 for value in differences),
-        negative=sum(value < 0 for value in differences),
-        p_value=_two_sided_p(summary),
-    )
+    summary = summarise([a - b for a, b in zip(first, second, strict=True)])
+    return PairedDifference(summary, _two_sided_p(summary))
 
 
 def _two_sided_p(summary: Summary) -> float | None:

@@ -11,7 +11,7 @@ from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import FilaConfig
-from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.common.data.parts import PadTo
 from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import Length
 from stable_forgetting.common.methods.gradient import AdaptedConfig, GradientMethod

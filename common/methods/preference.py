@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import NonNegative, Positive
-from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.common.data.parts import PadTo
 from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.forget_retain import (

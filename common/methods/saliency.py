@@ -10,6 +10,7 @@ from pydantic import Field
 
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
@@ -254,18 +255,25 @@ class RepSelect(UnlearningMethod):
         """Elicits, measures the gradient, puts the weights back, takes the damped step."""
         import torch
 
-        config, parameters = self.config, dict(task.model.named_parameters())
+        config = self.config
+        parameters = {n: p for n, p in task.model.named_parameters() if p.requires_grad}
+        patterns = [f"{pattern}.weight" for pattern in task.family.targets.get("mlp", ())]
+        chosen = [n for n in parameters if any(fnmatch.fnmatch(n, p) for p in patterns)]
+        if not chosen:
+            raise ConfigError(
+                "repselect moves the weights of MLPs, and none of this model's are known as such; "
+                "choose another method"
+            )
         start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         for batch in tools.one_pass(task, "forget", batch_size=config.batch_size):
             for name, gradient in tools.summed_gradients(task, [batch]).items():
                 parameters[name].data.sub_(config.elicit_lr * gradient)
         batches = tools.one_pass(task, "forget", batch_size=config.batch_size)
         raised = tools.summed_gradients(task, batches)
-        patterns = [f"{pattern}.weight" for pattern in task.family.targets.get("mlp", ())]
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(start[name])
-                if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
-                    step = tools.damped(-raised[name], config.components)
-                    parameter.sub_(config.lr * step)
+            for name in chosen:
+                step = tools.damped(-raised[name].flatten(1), config.components)
+                parameters[name].sub_(config.lr * step.view_as(parameters[name]))
         return task.model

@@ -76,7 +76,7 @@ def take_strength(
         with looking(model, device):
             metrics = telemetry.evaluate_during(model, index)
         if reached(metrics, config.stop_below) is not None:
-            return None
+            break
     return None
 
 

@@ -38,11 +38,10 @@ def average(values: Tensor, labels: Tensor, over: Average) -> Tensor:
             TOFU paper's definition).  ``tokens``: the mean over all positions of the batch (what
             published code does), in which long answers weigh more.
     """
-    counted = (labels != IGNORE).to(values.dtype)
     if over == "tokens" or labels.ndim == 1:
+        counted = (labels != IGNORE).to(values.dtype)
         return (values * counted).sum() / counted.sum().clamp_min(1)
-    dims = tuple(range(1, labels.ndim))
-    return ((values * counted).sum(dims) / counted.sum(dims).clamp_min(1)).mean()
+    return _per_sample(values, labels).mean()
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

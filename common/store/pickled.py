@@ -49,17 +49,24 @@ def read_weights(path: Path) -> Weights:
     content = _safetensors(path) if path.suffix == ".safetensors" else _unpickled(path)
     entry = next((key for key in STATES if isinstance(content.get(key), Mapping)), "")
     state = content[entry] if entry else content
-    import torch
-
-    others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+    others = [name for name, value in state.items() if not _plain(name, value)]
     if others or not state:
-        what = f"'{others[0]}' is no tensor" if others else "it is empty"
+        what = (
+            f"'{others[0]}' is no tensor with a name and plain entries" if others else "it is empty"
+        )
         raise CheckpointError(
             f"{path}: holds no plain weights ({what}); save model.state_dict() alone"
         )
     prefix = wrapper_of(state)
     tensors = {name.removeprefix(prefix): value for name, value in state.items()}
     return Weights(tensors, entry, prefix)
+
+
+def _plain(name: Any, value: Any) -> bool:
+    import torch
+
+    dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return isinstance(name, str) and dense and not value.is_quantized
 
 
 def write_weights(weights: Weights, path: Path) -> None:
@@ -69,8 +76,8 @@ def write_weights(weights: Weights, path: Path) -> None:
     """
     from safetensors.torch import save_file
 
-    tensors = {name: value.detach().clone() for name, value in weights.tensors.items()}
-    save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt"})
+    tensors = {k: v.detach().clone().contiguous() for k, v in weights.tensors.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _safetensors(path: Path) -> Mapping[str, Any]:

@@ -171,15 +171,15 @@ class StageStore:
 
     # What is written -----------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def lease(self, kind: str, key: str, *, wait: bool = False) -> Iterator[bool]:
+    def lease(
+        self, kind: str, key: str, *, wait: bool = False
+    ) -> contextlib.AbstractContextManager[bool]:
         """The right to work on a stage; it ends with the process that holds it.
 
         It is a lock on a file below ``root/leases``, so that processes, containers and machines
         that share the store's file system do not work on one stage together.
         """
-        with held(self.root / "leases" / _name(kind, key), wait=wait) as free:
-            yield free
+        return held(self.root / "leases" / _name(kind, key), wait=wait)
 
     @contextlib.contextmanager
     def writing(self, kind: str, key: str, about: dict[str, Any]) -> Iterator[Path]:

@@ -256,8 +256,8 @@ def _load_parts(run: TrainingRun, folder: Path) -> dict[str, Tensor]:
         if name not in trained:
             owner, dtype = _owner(run, name), found.properties.dtype
             same = owner.shape == found.size
-            memory[name] = torch.zeros_like(owner, dtype=dtype) if same else torch.zeros(found.size)
-            memory[name] = memory[name].to(dtype)
+            empty = torch.zeros_like(owner) if same else torch.zeros(found.size)
+            memory[name] = empty.to(dtype)
     checkpoint.load({**trained, **memory}, storage_reader=reader, process_group=processes.group())
     return memory
 

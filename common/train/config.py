@@ -147,10 +147,10 @@ class FitConfig(Strict):
         Raises:
             ConfigError: They do not go together, such as a warm-up and a shorter length.
         """
-        evaluates = getattr(config, "evaluate_every", 0) or getattr(config, "evaluate_epochs", 0)
-        if not evaluates:  # what a method measures after the training stops no training
-            changes = {"stop_below": {}, **changes}
         fields = {n: getattr(config, n) for n in FitConfig.model_fields}
+        if not (fields["evaluate_every"] or fields["evaluate_epochs"]):
+            # what a method measures after the training stops no training
+            fields["stop_below"] = {}
         return validate(FitConfig, fields | changes, "one of the method's trainings")
 
     def for_adapters(self, slope: float) -> FitConfig:

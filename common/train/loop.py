@@ -71,7 +71,7 @@ class TrainingRun:
         self.warmup = warmup_steps(config, loaders)
         self.evaluate_every, self.stops_from = evaluation_steps(config, loaders)
         if ends is not None:
-            few = ends.few(config.accumulation)
+            few = min(config.accumulation, ends.rehearsal.accumulation)
             self.config = config = config.model_copy(update={"accumulation": few})
         self.device = next(model.parameters()).device  # accelerate knows one accelerator only
         self.accelerator = make_accelerator(config, self.device)
@@ -330,6 +330,6 @@ def reached(
                 f"stop_below: '{name}' is not measured{did_you_mean(name, [*metrics])}"
             )
     values = {name: metrics[name] for name in numbers}
-    if not numbers or any(v is None or v >= numbers[name] for name, v in values.items()):
+    if not numbers or not all(v is not None and v < numbers[name] for name, v in values.items()):
         return None
     return ", ".join(f"{name} < {limit:g}" for name, limit in numbers.items())

@@ -58,10 +58,6 @@ class Hooks:
     stop_when: StopWhen | None = None
 
 
-def _one_component(name: str) -> str:
-    return "all"
-
-
 @dataclass(frozen=True)
 class Telemetry:
     """Who looks at a run; it changes no weight.
@@ -77,7 +73,7 @@ class Telemetry:
     tracker: ScalarSink | None = None
     progress: Progress | None = None
     evaluate_during: EvaluateDuring | None = None
-    component_of: Callable[[str], str] = _one_component
+    component_of: Callable[[str], str] = field(default=lambda name: "all")
 
 
 @dataclass

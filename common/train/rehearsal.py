@@ -74,10 +74,6 @@ class Ends:
         for loader in loaders.values():
             loader.stand_for(self.samples, self.rehearsal.micro_batch)
 
-    def few(self, accumulation: int) -> int:
-        """Forwards per optimizer step, of as many in the whole training."""
-        return min(accumulation, self.rehearsal.accumulation)
-
     def after(self, step: int, total: int) -> int:
         """The step that follows ``step`` of ``total``: the middle is left out."""
         ends = self.rehearsal.ends

@@ -59,12 +59,6 @@ class Tracker:
         if self._board is not None:
             self._board.close()
 
-    def __enter__(self) -> Tracker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def copy_scalars(log: Path, target: Path, last: float = math.inf) -> None:
     """Writes the rows of a log up to a step, one line per step, and nothing else that is in it."""

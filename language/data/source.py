@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stable_forgetting.common.base.errors import DataError
-from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.common.data.parts import PadTo
 from stable_forgetting.language.data.corpus import Corpus, Encoded
 from stable_forgetting.language.data.templates import Template
 from stable_forgetting.language.data.tokenizers import Encoder, tokenizer_digest

@@ -182,6 +182,8 @@ class Harmful:
         (Harmful, {}, "holds more than weights"),
         (lambda _: [1, 2], {}, "holds a list, not weights"),
         (lambda _: {"a": "text"}, {}, "'a' is no tensor"),
+        (lambda _: {0: torch.ones(2)}, {}, "'0' is no tensor with a name"),
+        (lambda _: {"a": torch.ones(2).to_sparse()}, {}, "'a' is no tensor .* and plain entries"),
         (lambda _: {"a": torch.ones(2)}, {"arch": "test_vit"}, r"holds no 'head\.weight'"),
         (lambda _: {"a": torch.ones(2)}, {"arch": "test_vitt"}, "did you mean 'test_vit'"),
         (lambda _: {"a": torch.ones(2)}, {"label_names": ("x",)}, "need arch"),

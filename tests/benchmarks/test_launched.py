@@ -221,7 +221,7 @@ def second(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     said = []
-    monkeypatch.setattr(processes, "announce", lambda text: said[0])
+    monkeypatch.setattr(processes, "gathered", lambda text: said)
     monkeypatch.setattr(processes, "wait_for_all", lambda: None)
     monkeypatch.setattr("stable_forgetting.common.train.launch.join_processes", lambda device: None)
     return said

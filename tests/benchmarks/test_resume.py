@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import Executor, Future
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -208,7 +209,7 @@ def test_the_log_is_rewound_to_the_checkpoint(tmp_path):
     log = tmp_path / "scalars.jsonl"
     rows = [json.dumps({"step": step, "loss/x": step / 7}) for step in (1, 10, 20, 30)]
     log.write_text("\n".join(rows) + '\n{"step": 40, "lo')
-    with Tracker(log) as tracker:
+    with closing(Tracker(log)) as tracker:
         tracker.rewind(20)
         tracker.scalars(21, {"x": 1.0})
     assert log.read_text().splitlines() == [*rows[:3], '{"step": 21, "x": 1.0}']

@@ -464,6 +464,13 @@ def refused(model, folder) -> str:
     return text
 
 
+def test_an_adapter_of_a_plugin_that_is_not_loaded_names_what_is_missing(tiny, saved):
+    config = saved / ADAPTER_CONFIG
+    config.write_text(config.read_text().replace('"sine"', '"softsign"'))
+    text = refused(tiny.net(), saved)
+    assert "plugin that is not loaded" in text and "unknown phi 'softsign'" in text
+
+
 def test_another_base_is_refused(tiny, saved):
     assert "same base model" in refused(tiny.net(seed=9), saved)
     assert "wrong model" in refused(nn.Sequential(nn.Linear(2, 2)), saved)

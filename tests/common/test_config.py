@@ -44,6 +44,9 @@ class Outer(Strict):
     inner: Inner | None = None
     rows: list[Row] = []
     table: dict[str, Inner] = {}
+    rates: dict[str, float] = {}
+    every: Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern="min$")] = 1
+    scales: float | tuple[Annotated[float, Field(ge=0)], ...] = 1.0
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ CASES = {
     "inner: {omgea: 1}": "inner.omgea: unknown key; did you mean 'omega'?",
     "rows: [{method: a}, {methd: b}]": "rows.1.methd: unknown key; did you mean 'method'?",
     "table: {a: {rnk: 1}}": "table.a.rnk: unknown key; did you mean 'rank'?",
-    "zzz: 1": "zzz: unknown key; known: inner, lr, mode",
+    "zzz: 1": "zzz: unknown key; known: every, inner, lr, mode",
     "rows: [{}]": "rows.0.method: required key is missing",
     "lr: fast": "lr: write a number",
     "lr: [1]": "lr: write a number",
@@ -107,6 +110,10 @@ CASES = {
     "mode: no": "mode: yes/no/true/false is not valid here",
     "name: off": "name: yes/no/true/false is not valid here",
     "rows: [{method: a, values: [1, no]}]": "rows.0.values: yes/no/true/false is not valid here",
+    "rates: {head: yes}": "rates: yes/no/true/false is not valid here",
+    "every: [1]": "every: write a whole number, or write text (got [1])",
+    "every: 9 s": "every: write a whole number, or String should match pattern 'min$' (got '9 s')",
+    "scales: [1, -2]": "scales.1: Input should be greater than or equal to 0 (got -2)",
     "lr: .nan": "lr: Input should be a finite number",
     "lr: nan": "lr: Input should be a finite number",
     "lr: .inf": "lr: Input should be a finite number",

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers every method
-from stable_forgetting.common.base.errors import AccessError
+from stable_forgetting.common.base.errors import AccessError, ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.methods import tools
@@ -273,6 +274,31 @@ def test_repselect_damps_the_first_directions_to_the_last_of_them():
     found = u.mT @ tools.damped(matrix, 3) @ v
     wanted = torch.diag(torch.tensor([8 / 16, 4 / 4, 2.0, 1.0], dtype=torch.float64))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_repselect_takes_a_convolution_as_a_matrix_and_no_model_without_mlps(tiny):
+    source, linear, convolution = tiny.Source(), nn.Linear(6, 4), nn.Conv2d(6, 4, 1)
+    with torch.no_grad():
+        convolution.weight.copy_(linear.weight[..., None, None])
+        convolution.bias.copy_(linear.bias)
+    method = METHODS["repselect"](resolve_config("repselect", None, {"lr": 0.3}, origin="test"))
+
+    def unlearn(layer, shape, **fields):
+        def logits(model, batch):
+            return model(batch.inputs["x"].view(-1, 6, *shape)).flatten(1)
+
+        family = tiny.family(forward=logits, **fields)
+        model, split = nn.Sequential(layer), tiny.split(source)
+        options = {"access": frozenset({"forget"}), "model": model, "family": family}
+        method.unlearn(tiny.task(source, split, **options))
+
+    before = linear.weight.detach().clone()
+    for layer, shape in ((linear, ()), (convolution, (1, 1))):
+        unlearn(layer, shape, targets={"mlp": ("0",)})
+    torch.testing.assert_close(convolution.weight.flatten(1), linear.weight)
+    assert not torch.equal(linear.weight, before)
+    with pytest.raises(ConfigError, match="repselect moves the weights of MLPs"):
+        unlearn(linear, (), targets={})
 
 
 # Inputs ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -361,12 +362,12 @@ def test_what_lies_in_a_stages_place_is_set_aside(store, kind):
 
 def test_a_resumed_log_goes_on_after_a_torn_line(tmp_path):
     log = tmp_path / "deep" / "scalars.jsonl"
-    with Tracker(log) as tracker:
+    with closing(Tracker(log)) as tracker:
         tracker.scalars(1, {"loss": 1.0})
         tracker.scalars(2, {"loss": 0.5, "bad": float("nan")})
     with log.open("a") as file:
         file.write('{"step": 3, "lo')
-    with Tracker(log) as tracker:
+    with closing(Tracker(log)) as tracker:
         tracker.scalars(2, {"loss": 0.25})
         tracker.scalars(3, {"loss": 0.1})
     rows = read_scalars(log)
@@ -377,6 +378,6 @@ def test_a_resumed_log_goes_on_after_a_torn_line(tmp_path):
     ]
     assert read_scalars(tmp_path / "none") == []
     before = log.read_bytes()
-    with Tracker(log) as tracker:
+    with closing(Tracker(log)) as tracker:
         tracker.scalars(4, {"bad": float("inf")})
     assert log.read_bytes() == before + b'{"step": 4, "bad": null}\n', "a clean log is only longer"

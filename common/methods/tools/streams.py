@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stable_forgetting.common.data.batch import Batch, Source
-from stable_forgetting.common.data.loader import ChainedLoader, Loader
+from stable_forgetting.common.data.loader import ChainedLoader
 
 
 def members_of(indices: np.ndarray) -> Callable[[Batch], Tensor]:
@@ -22,12 +22,9 @@ class Interleaved(ChainedLoader):
     """Batches of several loaders in turn, for ever; a loader may have several turns in a round.
 
     Args:
-        turns: Whose turn it is, in order.
+        loaders: Whose turn it is, in order.
         repeat: Batches per turn (the micro-batches of one optimizer step).
     """
-
-    def __init__(self, turns: Sequence[Loader], *, repeat: int = 1):
-        super().__init__(turns, repeat=repeat)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -38,7 +35,7 @@ class Interleaved(ChainedLoader):
 
     @property
     def last_turn(self) -> int:
-        """Place in ``turns`` of the loader that gave the last batch."""
+        """Place of the loader that gave the last batch."""
         return (self.count - 1) // self.repeat % len(self.loaders)
 
     def next(self) -> Batch:

@@ -65,12 +65,6 @@ class MaskedWeights:
         for name, parameter in self.parameters.items():
             parameter.copy_(torch.where(self.masks[name], parameter, self.start[name]))
 
-    @property
-    def density(self) -> float:
-        """Share of the masked tensors' entries that may move."""
-        total = sum(mask.numel() for mask in self.masks.values())
-        return sum(int(mask.sum()) for mask in self.masks.values()) / max(total, 1)
-
 
 def damped(gradient: Tensor, components: int) -> Tensor:
     """The gradient with its first singular directions divided by s_i / s_min, on both sides."""

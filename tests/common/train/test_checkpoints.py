@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -276,7 +277,7 @@ def test_what_lies_next_to_a_checkpoint_is_checked_with_it(tiny, run, tmp_path, 
             if step == stop:
                 raise Killed
 
-        with Tracker(log) as tracker:
+        with closing(Tracker(log)) as tracker:
             run(tiny.net(), config, checkpoint=path, tracker=tracker, progress=progress)
 
     with pytest.raises(Killed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -32,6 +34,8 @@ def test_early_stopping_needs_every_metric_below_its_limit(tiny, run):
     config = small(evaluate_every=1, stop_below={"forget_prob": 98.5, "mu": 6})
     result = run(tiny.net(), config, evaluate_during=watch)
     assert (result.steps, result.stopped) == (4, "forget_prob < 98.5, mu < 6")
+    nowhere = Noisy(lambda step: {"forget_prob": 1.0, "mu": math.nan})
+    assert run(tiny.net(), config, evaluate_during=nowhere).stopped is None
     alike = run(tiny.net(), small(evaluate_every=1), evaluate_during=Noisy())
     assert (alike.steps, alike.stopped) == (6, None)
     unknown = small(evaluate_every=1, stop_below={"forget_porb": 1.0})
