@@ -23,6 +23,7 @@ from stable_forgetting.benchmarks.leaderboard.write import records_text, write_r
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.shipped import RESULTS
+from stable_forgetting.benchmarks.sharing import site
 from stable_forgetting.benchmarks.sharing.bundle import MANIFEST, write_bundle
 from stable_forgetting.benchmarks.sharing.records import board_of, read_records
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
@@ -385,6 +386,24 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     )
     assert not out.exists()
     assert "holds something else" in one_line_error(cli("site", "--out", bundles))
+
+
+def test_bundles_that_would_have_one_page_are_refused(
+    scored, bundle, monkeypatch, cli, one_line_error, tmp_path
+):
+    bundles, out = tmp_path / "bundles", tmp_path / "site"
+    monkeypatch.setattr(site, "_shipped", lambda: ())
+    monkeypatch.setattr(site, "_maps", lambda: ())
+    monkeypatch.setattr(site.versus, "CLAIMS", {})
+    for name in ("team.1", "team.2"):
+        shutil.copytree(scored.bundle, bundles / name)
+    assert cli("site", "--out", out, "--submissions", bundles).code == 0
+    assert {"submitted-team.1.html", "submitted-team.2.html"} <= {p.name for p in out.iterdir()}
+    (bundles / "team.1").rename(bundles / "team 2")
+    (bundles / "team.2").rename(bundles / "team-2")
+    fault = one_line_error(cli("site", "--out", tmp_path / "other", "--submissions", bundles))
+    assert "two results would have the page submitted-team-2.html; rename one" in fault
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_bundle_is_uploaded_as_a_data_set(scored, cli, tmp_path, monkeypatch):
