@@ -100,7 +100,9 @@ def tidy(out: Path) -> None:
 
 def _beside(out: Path) -> tuple[Path, Path]:
     """The folder of the work on ``out``, and its lock."""
-    return out.with_name(f".{out.name}.unfinished"), out.with_name(f".{out.name}.lock")
+    place = out.absolute()  # a dot alone has no name
+    unfinished, lock = (f".{place.name}.{end}" for end in ("unfinished", "lock"))
+    return place.parent / unfinished, place.parent / lock
 
 
 def _prepare(folder: Path, digest: str) -> None:

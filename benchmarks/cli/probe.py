@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,8 +68,12 @@ class Wanted:
         usual = "lm_eval" if set(tasks or ()) - set(TASKS) else "reasoning"
         names = list(dict.fromkeys(self.probe or [usual]))
         settings = apply_overrides({}, self.set_ or ())
-        for key in settings.keys() - set(names):
-            raise ConfigError(f"--set {key}: is none of the probes {', '.join(names)}; write one")
+        for key, values in settings.items():
+            if key not in names:
+                known = ", ".join(names)
+                raise ConfigError(f"--set {key}: is none of the probes {known}; write one")
+            if not isinstance(values, Mapping | None):
+                raise ConfigError(f"--set {key}: write {key}.key=value")
         if tasks is not None and not any("tasks" in PROBES[n].Config.model_fields for n in names):
             raise ConfigError(f"--tasks: {', '.join(names)} have none; add --probe {usual}")
         shared = {key: v for key, v in (("tasks", tasks), ("limit", self.limit)) if v is not None}

@@ -330,8 +330,8 @@ def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -
     if samples and processes.is_main():
         export_samples(board, runtime.store, write_samples(board, runtime))
     written = runtime.store / "suites" / board.suite.name
-    folder = short_path(written)
-    events = short_path(runtime.store / "tensorboard" / board.suite.name / "summary")
+    folder = escape(short_path(written))
+    events = escape(short_path(runtime.store / "tensorboard" / board.suite.name / "summary"))
     for text in (
         f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .tex, .csv, .json, .svg)",
         f"[bold]Records[/bold]      {folder}/records.jsonl",
@@ -344,4 +344,4 @@ def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -
 
 def short_path(path: Path) -> str:
     """A path as it can be typed here."""
-    return escape(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

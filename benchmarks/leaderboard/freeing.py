@@ -65,13 +65,7 @@ def _needed(plan: Plan, store: StageStore) -> Iterator[str]:
         if plan.waiting:
             yield stage.key
         elif store.done(stage.kind, stage.key) is None:
-            yield from _ancestors(stage)
-
-
-def _ancestors(stage: Stage) -> Iterator[str]:
-    for parent in stage.parents.values():
-        yield parent.key
-        yield from _ancestors(parent)
+            yield from (parent.key for parent in stage.ancestors())
 
 
 def _size(stage: Stage, store: StageStore) -> int:

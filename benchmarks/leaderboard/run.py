@@ -86,7 +86,8 @@ class Leaderboard(boards.Leaderboard):
         """
         import pandas
 
-        lines = pandas.DataFrame(run_lines(self) if runs else row_lines(self)).set_index("row")
+        found = run_lines(self) if runs else row_lines(self)
+        lines = pandas.DataFrame(found, columns=None if found else ["row"]).set_index("row")
         if full or runs:
             return lines
         shown = ["method", "seeds", *self.suite.spec.columns, "distance", "distance_std", "verdict"]

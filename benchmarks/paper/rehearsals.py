@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.costs.estimate import estimates
+from stable_forgetting.benchmarks.report.files import reading
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.benchmarks.suite.suite import SUITES, suite_names
 from stable_forgetting.common.base.config import canonical
-from stable_forgetting.common.base.errors import DataError, one_line
 from stable_forgetting.common.base.files import json_digest, write_json
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 
@@ -63,12 +63,8 @@ def read_rehearsals(path: Path = RECORD) -> dict[str, dict[str, Any]]:
     """
     if not path.exists():
         return {}
-    try:
+    with reading(f"{path}: holds no record of rehearsals", "; name another file"):
         entries: dict[str, dict[str, Any]] = dict(json.loads(path.read_bytes()).items())
-    except (OSError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{path}: holds no record of rehearsals ({one_line(error)}); name another file"
-        ) from None
     return entries
 
 

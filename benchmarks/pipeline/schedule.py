@@ -229,7 +229,7 @@ class _Round:
             stage
             for stage in self.todo.values()
             if self.elsewhere.get(stage.key, 0.0) <= now
-            and not any(parent.key in blocked for parent in _ancestors(stage))
+            and not any(parent.key in blocked for parent in stage.ancestors())
         ]
         return sorted(ready, key=lambda stage: KINDS[stage.kind].order)
 
@@ -306,10 +306,3 @@ def _done(store: StageStore, stage: Stage) -> dict[str, Any] | None:
             raise
         logger.warning("%s", error)
         return None
-
-
-def _ancestors(stage: Stage) -> list[Stage]:
-    ancestors = list(stage.parents.values())
-    for parent in stage.parents.values():
-        ancestors += _ancestors(parent)
-    return ancestors

@@ -95,6 +95,12 @@ class Stage:
             request, start = request + 1, start.start
         return request
 
+    def ancestors(self) -> Iterator[Stage]:
+        """All that it is made of; what it needs twice comes twice."""
+        for parent in self.parents.values():
+            yield parent
+            yield from parent.ancestors()
+
     @cached_property
     def key(self) -> str:
         """SHA-256 over identity and parents."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.report import html, markdown, tex
 from stable_forgetting.benchmarks.report.section import Section
+from stable_forgetting.common.base.errors import DataError, one_line
 from stable_forgetting.common.base.files import sweep, write_text
 
 WRITERS: Mapping[str, Callable[[Sequence[Section]], str]] = {
@@ -17,6 +20,31 @@ WRITERS: Mapping[str, Callable[[Sequence[Section]], str]] = {
     "html": html.write,
 }
 """Name of a format -> what writes sections in it."""
+UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RecursionError,
+    csv.Error,
+)
+"""What content of another shape than was written raises."""
+
+
+@contextmanager
+def reading(fault: str, mend: str = "") -> Iterator[None]:
+    """Reads what others may have written or changed.
+
+    Raises:
+        DataError: It says ``fault``, what was found in brackets, and ``mend``.
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        raise DataError(f"{fault} ({one_line(error)}){mend}") from None
 
 
 def json_text(value: Any) -> str:

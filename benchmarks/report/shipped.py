@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stable_forgetting.benchmarks.report.files import reading
 from stable_forgetting.benchmarks.report.section import Column, Kind, Section, Table
-from stable_forgetting.common.base.errors import DataError, one_line
 
 RESULTS = Path(__file__).parents[1] / "results"
 _CELLS = re.compile(r"(?<!\\)\|")
@@ -34,15 +34,13 @@ def read_board(folder: Path) -> dict[str, Any]:
         DataError: There is none, or it is no leaderboard.
     """
     path = folder / "leaderboard.json"
-    try:
+    with reading(f"{path}: no leaderboard that can be read"):
         data: dict[str, Any] = json.loads(path.read_text("utf-8"))
         known = {"row", "method", "seeds", "derived", "ag_per_seed"}
         if not {"suite", "version", "distance"} <= data.keys():
             raise ValueError("no suite, version or distance")
         if any(not known <= row.keys() for row in data["rows"]):
             raise ValueError(f"a row lacks one of {', '.join(sorted(known))}")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: no leaderboard that can be read ({one_line(error)})") from None
     return data
 
 

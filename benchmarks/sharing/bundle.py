@@ -27,7 +27,7 @@ from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import RECORDS, records_text
 from stable_forgetting.benchmarks.pipeline.measuring import SCORES, read_table
 from stable_forgetting.benchmarks.report import markdown
-from stable_forgetting.benchmarks.report.files import json_text
+from stable_forgetting.benchmarks.report.files import json_text, reading
 from stable_forgetting.benchmarks.suite.remembered import FILE, suite_files
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.base.files import beside, file_digest, json_digest, publish
@@ -156,7 +156,9 @@ def opened(path: Path) -> Iterator[Path]:
             with zipfile.ZipFile(path) as archive:
                 _check_names(archive, path)
                 archive.extractall(folder)
-        except (OSError, zipfile.BadZipFile, zipfile.LargeZipFile, RuntimeError) as error:
+        except DataError:
+            raise
+        except Exception as error:  # a changed archive raises many unrelated types
             raise DataError(f"{path}: no bundle ({one_line(error)})") from None
         _check(folder, path)
         yield folder
@@ -174,16 +176,14 @@ def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
 
 
 def _check(folder: Path, path: Path) -> None:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        stated = manifest.pop("sha256")
-        schema, files = manifest["schema"], dict(manifest["files"])
-    except FileNotFoundError:
+    if not (folder / MANIFEST).exists():
         raise DataError(
             f"{path}: no bundle (it lacks {MANIFEST}); make one: unlearn submit SUITE --out {path}"
-        ) from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: {MANIFEST} cannot be read ({one_line(error)})") from None
+        )
+    with reading(f"{path}: {MANIFEST} cannot be read"):
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        stated = manifest.pop("sha256")
+        schema, files, _ = manifest["schema"], dict(manifest["files"]), manifest["digest"]
     if schema != SCHEMA:
         raise DataError(f"{path}: of schema {schema}; this version reads {SCHEMA}")
     if stated != json_digest(manifest):

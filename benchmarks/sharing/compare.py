@@ -13,6 +13,7 @@ from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.leaderboard.write import RECORDS
 from stable_forgetting.benchmarks.report.cells import MISSING, interval, significant
+from stable_forgetting.benchmarks.report.files import reading
 from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
 from stable_forgetting.benchmarks.sharing.bundle import opened
@@ -20,7 +21,7 @@ from stable_forgetting.benchmarks.sharing.records import board_of, read_records
 from stable_forgetting.benchmarks.suite.goals import metric_specs
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, suite_names
-from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
+from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
 from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.measure.verdict import holm_by_key
@@ -120,21 +121,19 @@ def _titles(suite: ResolvedSuite, specs: Mapping[str, MetricSpec], distance: str
 
 def _of_results(folder: Path, name: str) -> Results:
     """The runs of a folder of shipped results."""
-    try:
+    with reading(f"{folder}: no results that can be read"):
         data = read_board(folder)
+        suite, distance = data["suite"].partition("+")[0], data["distance"]["title"]
         distances = {row["row"]: row["ag_per_seed"] for row in data["rows"]}
+        if not (folder / RUNS).exists():
+            raise DataError(f"{folder}: no {RECORDS} and no {RUNS}; give a folder of results")
         with (folder / RUNS).open(encoding="utf-8", newline="") as stream:
             runs = dict(_run(line, distances) for line in csv.DictReader(stream))
-    except FileNotFoundError:
-        raise DataError(f"{folder}: no {RECORDS} and no {RUNS}; give a folder of results") from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{folder}: no results that can be read ({one_line(error)})") from None
-    suite = data["suite"].partition("+")[0]
     titles: Titles = {}
     if suite in suite_names():
         known = load_suite(suite)
         specs = metric_specs(known.spec, known.probes)
-        titles = _titles(known, specs, data["distance"]["title"])
+        titles = _titles(known, specs, distance)
     return Results(name, suite, runs, titles)
 
 
@@ -150,7 +149,7 @@ def _run(
     }
     distance = distances.get(FLOOR if replicate else label, {}).get(seed)
     if replicate < 2 and distance is not None:
-        metrics["distance"] = distance
+        metrics["distance"] = float(distance)
     place = (label, replicate, int(seed))
     return place, (line.get("split", ""), metrics if line["status"] == "ok" else None)
 

@@ -131,10 +131,9 @@ def _choice(kinds: Mapping[str, Sequence[Page]]) -> Card:
     links = []
     for kind, own in kinds.items():
         sizes = [size(page) for page in own if size(page)]
-        ends = dict.fromkeys(_parameters(value) for value in (min(sizes), max(sizes)))
-        links.append(
-            (kind, f"#{html.place(kind)}", f"{_count(own)}, {' to '.join(ends)} parameters")
-        )
+        ends = dict.fromkeys(_parameters(end(sizes)) for end in (min, max) if sizes)
+        told = f", {' to '.join(ends)} parameters" if sizes else ""
+        links.append((kind, f"#{html.place(kind)}", f"{_count(own)}{told}"))
     text = "Choose what is forgotten, then the size of the model."
     return Card(
         "Which table is mine?",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
+from typing import Any
 
 from stable_forgetting.benchmarks.audits.after import EQUAL
 from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.report.cells import MISSING, number
+from stable_forgetting.benchmarks.report.files import reading
 from stable_forgetting.benchmarks.report.section import Column, Picture, Section, Table, table
 from stable_forgetting.benchmarks.sharing import heat
-from stable_forgetting.benchmarks.sharing.versus import Boards
+from stable_forgetting.benchmarks.sharing.versus import BOARD, Boards
 from stable_forgetting.benchmarks.suite.suite import FLOOR
 
 TITLE = "Who forgets, who hides: every table whose rows were attacked"
@@ -72,28 +74,30 @@ def attacked(boards: Boards) -> list[Attacked]:
     """
     found: list[Attacked] = []
     for suite, board in boards.items():
-        lines = {line["label"]: line for line in board.get("after_attack") or ()}
-        if FLOOR not in lines or lines[FLOOR].get("attacks", SEVERAL) < SEVERAL:
-            continue
-        distances = {row["row"]: [*row["ag_per_seed"].values()] for row in board["rows"]}
-        floor = lines[FLOOR]["after"]["mean"]
-        for label, line in lines.items():
-            if not line["reference"]:
-                own, after = distances.get(label), line["after"]
-                found.append(
-                    Attacked(
-                        suite=suite,
-                        row=label,
-                        before=line["before"],
-                        after=after["mean"],
-                        low=after["low"],
-                        attack=line["attack"],
-                        floor=floor,
-                        equal=line["equal_utility"],
-                        distance=fmean(own) if own else None,
-                    )
-                )
+        with reading(f"{suite}: {BOARD} cannot be read"):
+            found += _of_board(suite, board)
     return found
+
+
+def _of_board(suite: str, board: Mapping[str, Any]) -> Iterator[Attacked]:
+    lines = {line["label"]: line for line in board.get("after_attack") or ()}
+    if FLOOR not in lines or lines[FLOOR].get("attacks", SEVERAL) < SEVERAL:
+        return
+    distances = {row["row"]: [*row["ag_per_seed"].values()] for row in board["rows"]}
+    for label, line in lines.items():
+        if not line["reference"]:
+            own, after = distances.get(label), line["after"]
+            yield Attacked(
+                suite=suite,
+                row=label,
+                before=line["before"],
+                after=after["mean"],
+                low=after["low"],
+                attack=line["attack"],
+                floor=lines[FLOOR]["after"]["mean"],
+                equal=line["equal_utility"],
+                distance=fmean(own) if own else None,
+            )
 
 
 def sections(found: Sequence[Attacked]) -> list[Section]:

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.derive import derive
 from stable_forgetting.benchmarks.leaderboard.write import RECORDS
+from stable_forgetting.benchmarks.report.files import reading
 from stable_forgetting.benchmarks.suite.goals import make_probes, with_columns
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import Suite
 from stable_forgetting.common.base.config import Strict, validate
-from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.probe import PROBES
@@ -59,10 +58,8 @@ def read_records(path: Path) -> list[Entry]:
     file = _file(path)
     if not file.is_file():
         raise DataError(f"{file}: no such file; give the {RECORDS} of a run, or its folder")
-    try:
+    with reading(f"{file}: no file of records"):
         lines = file.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: no file of records ({one_line(error)})") from None
     entries = [_entry(line, f"{file}: line {n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not entries:
         raise DataError(f"{file}: holds no record")
@@ -85,7 +82,7 @@ def _file(path: Path) -> Path:
 
 
 def _entry(line: str, where: str) -> Entry:
-    try:
+    with reading(f"{where}: no record of a row"):
         content: dict[str, Any] = json.loads(line)
         suite, label = content.pop("suite"), content.pop("row")
         forget = content.pop("forget", None)
@@ -93,8 +90,6 @@ def _entry(line: str, where: str) -> Entry:
         if not (isinstance(suite, str) and isinstance(label, str)) or record.trial:
             raise ValueError("suite, row or trial")
         return Entry(suite, label, None if forget is None else int(forget), record)
-    except (ValueError, LookupError, TypeError, AttributeError, ValidationError) as error:
-        raise DataError(f"{where}: no record of a row ({one_line(error)})") from None
 
 
 def board_of(entries: Sequence[Entry], origin: Path, spec: Suite | None = None) -> Leaderboard:

@@ -51,7 +51,8 @@ def write_site(out: Path, submissions: Path | None, store: Path | None = None) -
         store: A store whose suites get pages too.
 
     Raises:
-        ConfigError: ``out`` holds something else, or ``submissions`` is no folder.
+        ConfigError: ``out`` holds something else, ``submissions`` is no folder, or two results are
+            called alike.
         DataError: A submission is no bundle, or damaged; nothing is written.
     """
     if out.exists() and not (out.is_dir() and ((out / INDEX).is_file() or not any(out.iterdir()))):
@@ -64,6 +65,8 @@ def write_site(out: Path, submissions: Path | None, store: Path | None = None) -
     pages += [_hiding(found)] if found else []
     files: dict[str, str] = {}
     for page in pages:
+        if page.file in files:
+            raise ConfigError(f"two results would have the page {page.file}; rename one of them")
         links = [(name, TAKEN[name.rpartition(".")[2]]) for name in page.files]
         home, note = (INDEX, "All results"), ORIGINS[page.origin]
         files[page.file] = html.write(page.sections, home=home, note=note, links=links, folded=True)
@@ -209,4 +212,4 @@ def _submitted(folder: Path) -> Iterator[Page]:
         board = verification.board
         said = [replace(s, title="", depth=2) for s in verified_sections(verification)]
         origin = "differs" if verification.different else "verified"
-        yield _page(board, f"submitted-{_file(path.stem)}", origin, said)
+        yield _page(board, f"submitted-{_file(path.name.removesuffix('.zip'))}", origin, said)

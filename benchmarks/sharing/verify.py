@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,14 @@ from stable_forgetting.benchmarks.leaderboard.derive import compared
 from stable_forgetting.benchmarks.leaderboard.judge import add_ranks
 from stable_forgetting.benchmarks.leaderboard.write import RECORDS
 from stable_forgetting.benchmarks.report.cells import MISSING
+from stable_forgetting.benchmarks.report.files import reading
 from stable_forgetting.benchmarks.report.section import Column, Section, filled, table
 from stable_forgetting.benchmarks.sharing.bundle import MANIFEST, PROBED, TABLE, opened, scores_file
 from stable_forgetting.benchmarks.sharing.records import Entry, board_of, read_records
 from stable_forgetting.benchmarks.suite.remembered import FILE
 from stable_forgetting.benchmarks.suite.suite import Suite
 from stable_forgetting.common.base.config import read_yaml, validate
-from stable_forgetting.common.base.errors import DataError, Diverged, one_line
+from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.scores import Scores, load_scores
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime
@@ -46,8 +46,6 @@ RECOMPUTED = (
     "verdict",
 )
 """Parts of a row of the table that follow from scores."""
-HOSTILE = (LookupError, ValueError, TypeError, ArithmeticError, AssertionError, OSError)
-"""What numbers of another shape than a benchmark's own can raise."""
 
 
 @dataclass(frozen=True)
@@ -107,21 +105,21 @@ def _verify(folder: Path, path: Path) -> Verification:
     by_place = {entry.place: entry for entry in entries}
     finals: FinalRecords = {}
     again, probed = [], _probes(folder, stated)
-    try:
+    with reading(f"{path}: its scores cannot be measured"):
         for entry in entries:
             own = scores(*entry.place) if entry.record.status == "ok" else {}
             record = _measured(entry.record, own, benchmark)
             record = _with_probes(record, probed.get(entry.place, {}), stated)
             finals.setdefault(entry.place[:2], {})[entry.record.seed] = record
         finals = compared(suite, finals, scores)
-    except HOSTILE as error:
-        raise DataError(f"{path}: its scores cannot be measured ({one_line(error)})") from None
     for entry in entries:
         record = finals[entry.place[:2]][entry.record.seed]
         own = scores(*entry.place) if record.status == "ok" else {}
         forget = len(own["forget"]) if "forget" in own else entry.forget
         again.append(replace(entry, record=record, forget=forget))
-    board, theirs = board_of(again, folder / RECORDS, spec), _stated(folder)
+    board = board_of(again, folder / RECORDS, spec)
+    with reading(NO_TABLE):
+        theirs = json.loads((folder / TABLE).read_text("utf-8"))
     if (trials := _trials(theirs)) and not board.rule.goals:
         add_ranks(board.rows, trials)
     pairs = [*_record_cells(entries, again), *_table_cells(theirs, board)]
@@ -158,13 +156,11 @@ def _measured(record: RunRecord, scores: dict[str, Scores], benchmark: Benchmark
 def _probes(folder: Path, board: Leaderboard) -> dict[tuple[str, int, int], dict[str, ProbeTable]]:
     """Row, replicate and seed -> probe -> what it measured."""
     tables: dict[tuple[str, int, int], dict[str, ProbeTable]] = {}
-    try:
+    with reading(f"{PROBED}: cannot be read"):
         for made in json.loads((folder / PROBED).read_text("utf-8")):
             if made["probe"] in board.suite.probes:
                 place = (made["row"], made["replicate"], made["seed"])
                 tables.setdefault(place, {})[made["probe"]] = ProbeTable(made["rows"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{PROBED}: cannot be read ({one_line(error)})") from None
     return tables
 
 
@@ -191,23 +187,12 @@ def _record_cells(stated: Sequence[Entry], again: Sequence[Entry]) -> Iterator[C
             yield Cell(row, name, old.record.metrics.get(name), new.record.metrics.get(name))
 
 
-@contextmanager
-def _reading() -> Iterator[None]:
-    """Names the bundle's table where something is wrong with it."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{TABLE}: cannot be read ({one_line(error)})") from None
-
-
-def _stated(folder: Path) -> Any:
-    with _reading():
-        return json.loads((folder / TABLE).read_text("utf-8"))
+NO_TABLE = f"{TABLE}: cannot be read"
 
 
 def _trials(stated: Any) -> list[Trial]:
     """The trials of tuning, which widen the intervals of ranks; a gap of None is infinite."""
-    with _reading():
+    with reading(NO_TABLE):
         return [
             Trial(row["row"], {}, math.inf if row["gap"] is None else float(row["gap"]), False)
             for row in (stated.get("tuning") or {"sweep": ()})["sweep"]
@@ -215,10 +200,11 @@ def _trials(stated: Any) -> list[Trial]:
 
 
 def _table_cells(stated: Any, board: Leaderboard) -> Iterator[Cell]:
-    with _reading():
+    with reading(NO_TABLE):
         theirs = {row["row"]: row for row in stated["rows"] if row["seeds"]}
-        floor, settings = stated["floor"] or {}, stated["settings"]
-        chosen = {label: row["chosen"] for label, row in theirs.items()}
+        floor = _numbered(stated["floor"] or {})
+        settings = {label: flat(own) for label, own in stated["settings"].items()}
+        chosen = {label: flat(row["chosen"]) for label, row in theirs.items()}
     made = to_json(board)
     ours = {row["row"]: row for row in made["rows"]}
     yield Cell("table", "order of rows", [*theirs], [*ours])
@@ -228,11 +214,11 @@ def _table_cells(stated: Any, board: Leaderboard) -> Iterator[Cell]:
             {name: theirs.get(label, {}).get(name) for name in RECOMPUTED},
             {name: ours.get(label, {}).get(name) for name in RECOMPUTED},
         )
-    yield from _differences("noise floor", _numbered(floor), _numbered(made["floor"] or {}))
+    yield from _differences("noise floor", floor, _numbered(made["floor"] or {}))
     for label, own in made["settings"].items():
         yield from _differences(label, settings.get(label, {}), own)
         values = flat(own)
-        for name, value in flat(chosen.get(label, {})).items():
+        for name, value in chosen.get(label, {}).items():
             yield Cell(label, f"chosen {name}", value, values.get(name))
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.leaderboard.verdicts import alike
 from stable_forgetting.benchmarks.report.cells import MISSING, interval, number, significant
+from stable_forgetting.benchmarks.report.files import reading
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
 from stable_forgetting.benchmarks.suite.reading import suite_version
-from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
 from stable_forgetting.common.measure.verdict import LEVEL, holm_by_key
 
@@ -134,10 +135,8 @@ def meetings(pairs: Iterable[tuple[str, str]], boards: Boards) -> list[Encounter
     for pair in pairs:
         found = []
         for name, board in boards.items():
-            try:
+            with reading(f"{name}: {BOARD} cannot be read"):
                 found.append(_meet(name, board, pair))
-            except (LookupError, TypeError, AttributeError) as error:
-                raise DataError(f"{name}: {BOARD} cannot be read ({one_line(error)})") from None
         own = _distinct(found)
         if not own:
             raise ConfigError(_missing(pair, boards))

@@ -27,8 +27,7 @@ def make_audits(spec: Suite, origin: str) -> dict[str, Audit]:
                 f"{origin}.{name}: trains models of its own; leave it out and run: unlearn attack "
                 f"SUITE --attacks {name}, which prints the cost first"
             )
-    methods = [(row and row.method) or label for label, row in spec.methods.items()]
-    if audits and "retrain" not in methods:
+    if audits and "retrain" not in spec.method_of.values():
         raise ConfigError(f"{origin}: {NO_RETRAIN}")
     return audits
 

@@ -25,8 +25,8 @@ def check_defaults(spec: Suite, origin: str) -> None:
 
 def check_known(spec: Suite, keys: Iterable[str], origin: str) -> None:
     """Refuses a setting that no row's method has."""
-    methods = {(row and row.method) or label for label, row in spec.methods.items()}
-    known = [METHODS[method].Config for method in sorted(methods) if method in METHODS]
+    methods = sorted({*spec.method_of.values()})
+    known = [METHODS[method].Config for method in methods if method in METHODS]
     fields = {name for config in known for name in (*config.model_fields, *config.aliases)}
     for key in keys:
         if key not in fields:

@@ -92,7 +92,7 @@ def _check_names(fault: str, names: tuple[str, ...], valid: list[str]) -> None:
 
 
 def _check_references(spec: Suite, rule: Rule, origin: str) -> None:
-    methods: list[Any] = [(row and row.method) or label for label, row in spec.methods.items()]
+    methods: list[Any] = [*spec.method_of.values()]
     needs = rule.needs.union(*(c.goal.needs for r in rule_sets(spec).values() for c in r.criteria))
     for role in REFERENCES:
         count = methods.count(role)

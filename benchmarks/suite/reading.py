@@ -198,19 +198,16 @@ def _check_axes(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -
     grid = over.get("grid", base.get("grid"))
     if not base or grid is None:
         return
-    of_rows = (grid.get("rows") if isinstance(grid, Mapping) else None) or {}
-    rows = {**_rows(base), **_rows(over)}
-    swept = [label for label, row in rows.items() if not _kept(label, row)]
-    others = all("axis" in (of_rows.get(label) or {}) for label in swept)
-    others = others and not any(of_rows[label]["axis"] in LAMBDAS for label in swept)
+    rows, of_rows = {**_rows(base), **_rows(over)}, _mapping(_mapping(grid).get("rows"))
+    swept = [_mapping(of_rows.get(k)) for k, row in rows.items() if not _kept(k, row)]
+    others = all("axis" in own and own["axis"] not in LAMBDAS for own in swept)
     axes = {key: own for key, own in AXES.items() if not (others and key in LAMBDAS)}
     given = {"defaults": over.get("defaults"), "budget": over.get("budget")}
-    if isinstance(of := over.get("defaults_of"), Mapping):
-        given |= {f"defaults_of.{kind}": params for kind, params in of.items()}
-    mappings = {part: values for part, values in given.items() if isinstance(values, Mapping)}
-    for part, values in mappings.items():
+    for kind, params in _mapping(over.get("defaults_of")).items():
+        given[f"defaults_of.{kind}"] = params
+    for part, values in given.items():
         for key, of_grid in axes.items():
-            if values.get(key) is not None:
+            if _mapping(values).get(key) is not None:
                 raise ConfigError(
                     f"{origin}: {part}.{key} is an axis of the grid; write grid.{of_grid}"
                 )
@@ -237,13 +234,16 @@ def _with_length(base: Mapping[str, Any], over: Mapping[str, Any]) -> Mapping[st
 
 def _kept(label: str, row: Any) -> tuple[str, ...]:
     """The label of a reference row, which every selection holds."""
-    method = row.get("method") if isinstance(row, Mapping) else None
-    return (label,) if (method or label) in REFERENCES else ()
+    return (label,) if (_mapping(row).get("method") or label) in REFERENCES else ()
 
 
 def _rows(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    rows = data.get("methods")
-    return rows if isinstance(rows, Mapping) else {}
+    return _mapping(data.get("methods"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """The value; empty for what is no mapping, which validation names later."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _texts(data: Mapping[str, Any], key: str, origin: Any) -> list[str]:
@@ -257,8 +257,11 @@ def without(data: Mapping[str, Any], labels: Collection[str]) -> dict[str, Any]:
     """A suite's data without some rows, and without what compares or tunes these rows alone."""
     result = {**data, "methods": {k: row for k, row in _rows(data).items() if k not in labels}}
     if isinstance(data.get("compare"), list):
-        pairs = [pair for pair in data["compare"] if not {*pair} & {*labels}]
-        result["compare"] = pairs
+        result["compare"] = [
+            pair
+            for pair in data["compare"]
+            if not (isinstance(pair, list) and any(label in pair for label in labels))
+        ]
     if isinstance(data.get("tune"), Mapping):
         unused = {label for label in labels if label not in METHODS}
         result["tune"] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -215,9 +215,12 @@ def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite 
     """The suite of the request before; a row that it lacks is run there as it is written here."""
     if spec.after is None:
         return None
-    name = str(path.parent / spec.after) if is_file(spec.after) else spec.after
-    if name == spec.suite or Path(name).resolve() == path.resolve():
-        raise ConfigError(f"{path}: after names the suite itself; name the request before it")
+    name = str((path.parent / spec.after).resolve()) if is_file(spec.after) else spec.after
+    if {spec.suite, str(path.resolve())} & {*_requests(name)}:
+        raise ConfigError(
+            f"{path}: after names the suite itself, or one that comes after it; name the request "
+            "before it"
+        )
     others = [text for text in overrides if not text.startswith("after=")]
     before = load_suite(name, others, seeds=spec.seeds, further=spec.methods)
     for tuned in (spec, before.spec):
@@ -229,6 +232,18 @@ def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite 
     if before.spec.benchmark != spec.benchmark:
         raise ConfigError(f"{path}: after: '{name}' is of another benchmark")
     return before
+
+
+def _requests(name: str) -> Iterator[str]:
+    """The suite of a name, and those of the requests before it, each once."""
+    seen: set[str] = set()
+    while name not in seen:
+        seen.add(name)
+        yield name
+        path, data = read_suite(name)
+        after = data.get("after")
+        if isinstance(after, str):
+            name = str((path.parent / after).resolve()) if is_file(after) else after
 
 
 def _check_selection(spec: Suite, protocol: Any, origin: str) -> None:
@@ -254,7 +269,7 @@ def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
     methods = {
         label: row
         for label, row in spec.methods.items()
-        if label in only or ((row and row.method) or label) in REFERENCES
+        if label in only or spec.method_of[label] in REFERENCES
     }
     compare = tuple(pair for pair in spec.compare if set(pair) <= set(methods))
     update: dict[str, Any] = {"methods": methods, "compare": compare}

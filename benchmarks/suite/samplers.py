@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import model_validator
 
 from stable_forgetting.common.base.config import Strict
-from stable_forgetting.common.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -116,11 +115,10 @@ def propose(
         whole: Parameters that take whole numbers only.
         seed: Of the draws; its low 32 bits count.
         trials: Finished trials for ``tpe``: point and gap (smaller is better, infinite is worst).
-
-    Raises:
-        ConfigError: Optuna is not installed.
     """
-    optuna = _optuna()
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions = {k: _distribution(optuna, d, k in whole) for k, d in space.items()}
     seed %= 2**32
     samplers: dict[str, Callable[[], BaseSampler]] = {
@@ -145,17 +143,6 @@ def propose(
             yield _readable(drawn, space, whole)
     while True:
         yield _readable(study.ask(distributions).params, space, whole)
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigError(
-            "tune.spaces needs Optuna, which is not installed; pip install optuna, or write grids"
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
 
 
 def _distribution(optuna: Any, dimension: Dimension, whole: bool) -> BaseDistribution:

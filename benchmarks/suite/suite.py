@@ -166,6 +166,21 @@ class Suite(Strict):
         """Earlier suites said what a stage needs of a machine, on which no number depends."""
         return {key: value for key, value in data.items() if key != "resources"}
 
+    @property
+    def method_of(self) -> dict[str, str]:
+        """Label of a row -> the method that it names."""
+        return {label: (row and row.method) or label for label, row in self.methods.items()}
+
+    @model_validator(mode="after")
+    def _free_labels(self) -> Suite:
+        for label, method in self.method_of.items():
+            if label == FLOOR or (label in REFERENCES and label != method):
+                raise ValueError(
+                    f"methods.{label}: reports call a reference model so; give the row of "
+                    f"{method} another label"
+                )
+        return self
+
     @model_validator(mode="after")
     def _consistent(self) -> Suite:
         for pair in self.compare:

@@ -166,7 +166,7 @@ class Search:
         """The next trials, given all before and their gaps; none once the budget is spent.
 
         Raises:
-            ConfigError: A value is not valid, trials would repeat, or Optuna is missing.
+            ConfigError: A value is not valid, or trials would repeat.
         """
         left = self.trials - len(draws)
         if left == 0:

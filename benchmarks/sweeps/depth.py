@@ -190,7 +190,8 @@ def scatter(
     labels = [label for label in accepted if label in known]
     if len(labels) < 2:
         return None
-    top = max(_ends(one)[1] for one in (*(known[n] for n in labels), retrain) if one)
+    measured = [one for one in (*(known[n] for n in labels), retrain) if one]
+    top = max(1.0, *(_ends(one)[1] for one in measured))  # all may take no step
     colours = _colours(suite)
     dots = [_place(accepted[label], known[label].value or 0.0, top) for label in labels]
     body = _frame(top, retrain)

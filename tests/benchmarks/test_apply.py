@@ -344,6 +344,13 @@ def test_an_empty_folder_may_be_filled_and_a_filled_one_is_kept(request_):
     assert rest == [request_.out.name], "what a process left that was killed at its end is swept"
 
 
+@pytest.mark.parametrize("out", [".", "/"])
+def test_a_full_folder_without_a_name_is_refused_too(request_, monkeypatch, out):
+    monkeypatch.chdir(request_.forget)
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        apply(dataclasses.replace(request_, out=Path(out)))
+
+
 @pytest.mark.parametrize("place", ["link", "mount", "here"])
 def test_a_folder_that_cannot_be_replaced_is_refused_before_the_work(
     request_, tmp_path, monkeypatch, place

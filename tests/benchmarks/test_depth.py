@@ -159,6 +159,12 @@ def test_a_training_that_was_cut_off_is_hollow(board):
     assert "gd_tanh: 15.0 % accepted, relearned in 0 steps" in tips, "0 has a place on the axis"
 
 
+def test_rows_that_take_no_step_to_relearn_have_a_place(board):
+    none = {"retrain": (0, 0), "tanh_c1": (0, 0), "gd_tanh": (0, 0)}
+    shown = depth_picture(replace(board, audits=[relearnt("relearn", none)]))
+    assert "tanh_c1: 46.0 % accepted, relearned in 0 steps" in shown.svg
+
+
 def test_a_sweep_without_an_attack_on_two_rows_has_no_such_picture(board):
     for audits in (
         [],

@@ -130,6 +130,11 @@ def test_the_command_reads_a_store_and_refuses_what_it_does_not_read(cli, tmp_pa
     (folder / "leaderboard.json").write_text(json.dumps({**made, **BOARDS["one"]}))
     done = cli("compare", "--after-attack", "--store", tmp_path, "--filter", "one")
     assert done.code == 0 and "shallow" in done.out
+    (folder / "leaderboard.json").write_text(
+        json.dumps({**made, **BOARDS["one"]}).replace("low", "lo")
+    )
+    done = cli("compare", "--after-attack", "--store", tmp_path, "--filter", "one")
+    assert "one: leaderboard.json cannot be read ('low')" in one_line_error(done)
     given = cli("compare", "--after-attack", "gd,gd_lora")
     assert "takes no results and no rows" in one_line_error(given)
     none = cli("compare", "--after-attack", "--filter", "no-such-table", "--store", tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import struct
 import threading
 import time
 import urllib.error
@@ -11,6 +13,7 @@ import urllib.request
 
 import pytest
 
+from stable_forgetting.benchmarks.leaderboard import live
 from stable_forgetting.benchmarks.leaderboard.live import live_page, read_losses, serve, under_way
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.position import PositionFile
@@ -84,6 +87,28 @@ def test_the_page_is_served_on_this_machine_and_says_what_is_damaged(copied):
         with urllib.request.urlopen(address) as answer:
             assert "belongs to another stage" in answer.read().decode()
         server.shutdown()
+
+
+def test_a_page_that_is_closed_while_it_is_made_is_no_error(monkeypatch, capfd):
+    asked, closed, over = (threading.Event() for _ in range(3))
+
+    def page(*_):
+        asked.set()
+        closed.wait(10)
+        return "x" * 10_000_000
+
+    monkeypatch.setattr(live, "live_page", page)
+    with serve(None, None, 0) as server:
+        monkeypatch.setattr(server, "shutdown_request", lambda request: over.set())
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with socket.create_connection(server.server_address) as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reader.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert asked.wait(10)
+        closed.set()
+        assert over.wait(10)
+        server.shutdown()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_port_that_cannot_be_is_refused_in_a_line(cli, one_line_error, tmp_path):

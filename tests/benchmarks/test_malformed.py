@@ -69,6 +69,12 @@ SUITES = [
     ("published=['tab:nope']", "published: no table 'tab:nope'"),
     ("compare=[[gd, gd_lora]]", "'gd_lora', which is not a row"),
     ("compare=[[gd, gd, gd]]", "compare"),
+    ("methods.retrain (second)={method: gd}", "(second): reports call a reference model so"),
+    ("methods.original={method: gd}", "methods.original: reports call a reference model so"),
+    ("rows=[gd]; compare=[null]", "compare.0: write a list"),
+    ("rows=[gd]; compare=[[[gd], gd]]", "compare.0.0"),
+    ("extends=digits-class-bound; grid={rows: [gd]}", "grid.rows: write a mapping"),
+    ("extends=digits-class-bound; grid={rows: {gd_ball: 1}}", "grid.rows.gd_ball: write a mapping"),
     ("defaults={stps: 3}", "no row has 'stps'; did you mean 'steps'"),
     (
         "methods.gd={without: [lamb]}; defaults={lam: 1}",

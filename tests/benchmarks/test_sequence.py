@@ -109,6 +109,16 @@ def test_misconfigured_sequences_say_what_to_do(sequence, tiny_suite, cli, over,
     assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1
 
 
+def test_requests_in_a_circle_are_refused(tiny_suite, tmp_path, cli, one_line_error):
+    common = {"methods": ROWS, "retrains": 1, "seeds": [1]}
+    for name, after in (("a", "b.yaml"), ("b", "c.yaml"), ("c", "b.yaml")):
+        path = tiny_suite(tmp_path, suite=name, after=after, **common)
+        assert path.name == f"{name}.yaml"
+    for name in "abc":
+        line = one_line_error(cli("plan", tmp_path / f"{name}.yaml"))
+        assert "or one that comes after it; name the request before it" in line
+
+
 def test_a_row_that_the_earlier_request_lacks_is_run_there_too(sequence, tiny_suite):
     rows = {**ROWS, "mine": {"method": "gd_sine", "params": {"lr": 0.02}}}
     common = {"methods": rows, "retrains": 1, "seeds": [1], "after": "first.yaml"}

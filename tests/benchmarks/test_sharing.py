@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import json
+import math
 import os
 import shutil
 import zipfile
@@ -22,6 +23,7 @@ from stable_forgetting.benchmarks.leaderboard.write import records_text, write_r
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.shipped import RESULTS
+from stable_forgetting.benchmarks.sharing import site
 from stable_forgetting.benchmarks.sharing.bundle import MANIFEST, write_bundle
 from stable_forgetting.benchmarks.sharing.records import board_of, read_records
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
@@ -114,6 +116,14 @@ def edited(bundle, name, change):
     return resealed(bundle)
 
 
+def without_digest(bundle):
+    """The bundle with a manifest that fits and does not say what its suite's digest is."""
+    manifest = json.loads((bundle / MANIFEST).read_text())
+    manifest = {k: v for k, v in manifest.items() if k not in ("digest", "sha256")}
+    text = json.dumps({**manifest, "sha256": json_digest(manifest)})
+    (bundle / MANIFEST).write_text(text)
+
+
 def test_records_make_the_same_table(scored, cli, one_line_error, tmp_path):
     file = tmp_path / "theirs.jsonl"
     file.write_text(records_text(scored.board))
@@ -141,12 +151,14 @@ def test_records_of_a_method_that_is_not_here_make_a_table(scored, tmp_path):
         ('{"suite": "a", "row": "b"}', "line 1: no record of a row"),
         ("twice", "has this seed already"),
         ("other", "of another suite or protocol"),
+        ("endless", "line 1: no record of a row"),
     ],
 )
 def test_a_bad_file_of_records_is_one_line(scored, tmp_path, cli, one_line_error, text, fault):
     first = records_text(scored.board).splitlines()[0]
     other = json.dumps({**json.loads(first), "suite": "b"})
-    lines = {"twice": f"{first}\n{first}\n", "other": f"{first}\n{other}\n"}
+    endless = json.dumps({**json.loads(first), "forget": math.inf})
+    lines = {"twice": f"{first}\n{first}\n", "other": f"{first}\n{other}\n", "endless": endless}
     file = tmp_path / "bad.jsonl"
     file.write_text(lines.get(text, text))
     assert fault in one_line_error(cli("report", "--records", file))
@@ -190,6 +202,11 @@ def test_shipped_results_are_compared(cli, one_line_error, tmp_path):
         writer.writeheader()
         writer.writerows(runs)
     assert "by row and seed alone" in cli("compare", "digits-class", silent, *store).out
+    longer = shutil.copytree(silent, tmp_path / "longer")
+    with open(longer / "runs.csv", "a") as file:  # a line with one field too many
+        file.write("," * len(runs[0]) + "x\n")
+    fault = one_line_error(cli("compare", "digits-class", longer, *store))
+    assert f"{longer}: no results that can be read (" in fault
     assert "unknown suite 'x'" in one_line_error(cli("compare", "x", "y", *store))
     fault = one_line_error(cli("compare", silent, "tofu-small", *store))
     assert "is of digits-class, tofu-small (shipped) of tofu-small" in fault
@@ -284,12 +301,28 @@ def test_scores_of_other_samples_are_named(bundle):
             lambda b: edited(b, "table.json", lambda table: table.update(tuning=5)),
             "table.json: cannot be read",
         ),
+        (
+            lambda b: edited(b, "table.json", lambda table: table.update(floor=[1])),
+            "table.json: cannot be read",
+        ),
+        (lambda b: without_digest(b), "bundle.json cannot be read"),
         (lambda b: edited(b, "records.jsonl", list.clear), "holds no record"),
     ],
 )
 def test_a_bad_bundle_is_one_line(bundle, cli, one_line_error, damage, fault):
     damage(bundle)
     assert fault in one_line_error(cli("verify", bundle))
+
+
+def test_a_damaged_zip_is_one_line(bundle, cli, one_line_error):
+    path = bundle.parent / "b.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(bundle / "records.jsonl", "records.jsonl")
+    content = bytearray(path.read_bytes())
+    start = 30 + len("records.jsonl")  # behind the entry's head
+    content[start : start + 200] = b"\xff" * 200
+    path.write_bytes(content)
+    assert f"{path}: no bundle (" in one_line_error(cli("verify", path))
 
 
 @pytest.mark.parametrize("name", ["../out.txt", "/out.txt", "a/../../out", ".hidden", "a//b"])
@@ -353,6 +386,24 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     )
     assert not out.exists()
     assert "holds something else" in one_line_error(cli("site", "--out", bundles))
+
+
+def test_bundles_that_would_have_one_page_are_refused(
+    scored, bundle, monkeypatch, cli, one_line_error, tmp_path
+):
+    bundles, out = tmp_path / "bundles", tmp_path / "site"
+    monkeypatch.setattr(site, "_shipped", lambda: ())
+    monkeypatch.setattr(site, "_maps", lambda: ())
+    monkeypatch.setattr(site.versus, "CLAIMS", {})
+    for name in ("team.1", "team.2"):
+        shutil.copytree(scored.bundle, bundles / name)
+    assert cli("site", "--out", out, "--submissions", bundles).code == 0
+    assert {"submitted-team.1.html", "submitted-team.2.html"} <= {p.name for p in out.iterdir()}
+    (bundles / "team.1").rename(bundles / "team 2")
+    (bundles / "team.2").rename(bundles / "team-2")
+    fault = one_line_error(cli("site", "--out", tmp_path / "other", "--submissions", bundles))
+    assert "two results would have the page submitted-team-2.html; rename one" in fault
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_bundle_is_uploaded_as_a_data_set(scored, cli, tmp_path, monkeypatch):

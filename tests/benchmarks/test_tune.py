@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,14 +120,6 @@ def test_a_space_of_just_enough_values_is_drawn_whole(tiny_suite):
         assert {(t.lr, t.forget_weight) for t in suite.row("gd").trials} == {
             (lr, lam) for lr in (1e-3, 2e-3) for lam in (0.1, 0.3)
         }
-
-
-def test_listing_a_space_needs_optuna_and_says_so(load, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r"tune\.spaces needs Optuna.*pip install optuna"):
-        load()
-    grid = {"default": {"lr": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4]}}
-    assert load(spaces={}, grids=grid).row("gd").trials, "grids need none"
 
 
 def test_a_child_replaces_an_inherited_grid_by_a_space(tiny_suite, tmp_path):

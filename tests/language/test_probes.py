@@ -341,6 +341,7 @@ def test_the_command_prints_the_table_in_three_forms(place, cli):
         (["--probe", "perplexity"], "there is no tdec/pile.csv"),
         (["--probe", "perplexity", "--tasks", "piqa"], "perplexity have none"),
         (["--set", "dialogue.limit=1"], "is none of the probes"),
+        (["--set", "reasoning=5"], "--set reasoning: write reasoning.key=value"),
         (["--format", "xml"], "choose table, csv, json"),
     ],
 )
