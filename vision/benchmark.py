@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
     from stable_forgetting.common.measure.scores import Scores
     from stable_forgetting.vision.config import ModelConfig
-    from stable_forgetting.vision.data.source import ImageSource
-    from stable_forgetting.vision.models.build import InputSpec
+    from stable_forgetting.vision.data.source import ImageSource, InputSpec
 
 
 class VisionBenchmark(ImageClassifiers, Pretrainable):
@@ -160,12 +159,7 @@ class VisionBenchmark(ImageClassifiers, Pretrainable):
         from stable_forgetting.vision.data.source import load_source
 
         return load_source(
-            self.config.data,
-            data_root=self.runtime.data_root,
-            input_size=self.spec.size,
-            mean=self.spec.mean,
-            std=self.spec.std,
-            device=self.device,
+            self.config.data, self.spec, data_root=self.runtime.data_root, device=self.device
         )
 
     @property

@@ -196,7 +196,10 @@ def _bytes(image: Any, where: str) -> bytes:
 
 
 class LabelledTensors(DatasetSource):
-    """Tensors of several data sets one after the other, whose labels are known."""
+    """Tensors of several data sets one after the other, fetched whenever they are needed.
+
+    Their labels are known.
+    """
 
     def __init__(self, samples: Sequence[Images], device: torch.device):
         super().__init__(ConcatDataset([part.pairs for part in samples]), device)
@@ -212,25 +215,6 @@ class LabelledTensors(DatasetSource):
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
         """(N,) int64 class of each image."""
         return self.labels[indices]
-
-
-def tensor_source(
-    samples: Sequence[Images], device: torch.device
-) -> tuple[LabelledTensors, dict[str, np.ndarray]]:
-    """A source of float tensors, fetched from the data sets whenever they are needed.
-
-    Args:
-        samples: One after the other.
-        device: Where batches go.
-
-    Returns:
-        The source, and role -> its indices.
-    """
-    source, parts, start = LabelledTensors(samples, device), {}, 0
-    for part in samples:
-        parts[part.role] = start + np.arange(len(part.members), dtype=np.int64)
-        start += len(part.members)
-    return source, parts
 
 
 def width_of(
