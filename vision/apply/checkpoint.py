@@ -27,6 +27,7 @@ from stable_forgetting.common.store.weights import (
     refuse_pickles,
     refuse_wrapped,
     save_weights,
+    stored,
 )
 from stable_forgetting.vision.apply.sizes import (
     POSITIONS,
@@ -113,14 +114,7 @@ class Checkpoint:
 
     @cached_property
     def _stored(self) -> dict[str, tuple[list[int], str]]:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self.weights, framework="pt") as file:
-                slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-                return {key: (s.get_shape(), s.get_dtype()) for key, s in slices.items()}
-        except (SafetensorError, OSError):
-            return {}  # loading says what is wrong with it
+        return stored(self.weights)
 
     def load(self) -> nn.Module:
         """See :func:`build`."""
