@@ -294,6 +294,8 @@ class CausalBenchmark(CausalModels, Pretrainable):
         return self.scenario
 
     def _placed(self, model: Any) -> Any:
+        encoder = self.source.encoder
+        encoder.window = min(encoder.window, context_of(model))
         placed = self.config.model.device_map or self.config.model.quantised
         return model if placed else model.to(self.device)
 
