@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset
 
-from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.errors import DataError, one_line
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.data.batch import DatasetSource
 from stable_forgetting.common.protocol.given import first_of
@@ -236,10 +236,9 @@ def width_of(
         with torch.no_grad():
             logits = in_float32(model)(image[None].to(place))
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-        text = " ".join(str(error).split())[:160]
         size = " x ".join(map(str, image.shape))
         raise DataError(
-            f"{where}: the model does not take its images, {size} ({text}); {mend}"
+            f"{where}: the model does not take its images, {size} ({one_line(error)}); {mend}"
         ) from None
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
         raise DataError("the model gives no logits (N, classes); wrap it in a module that does")
