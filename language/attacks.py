@@ -56,12 +56,22 @@ class Zlib(MemberAttack):
         return score
 
 
-def asked(task: AuditTask, model: Any, source: Any, name: str) -> Measures:
-    """Accuracy on the forget set as a source asks for it."""
+def asked(
+    task: AuditTask, model: Any, source: Any, rule: Callable[[str], str], name: str
+) -> Measures:
+    """Accuracy on the forget set, asked by a rule; none where the model's context is too short."""
     from stable_forgetting.common.measure.scores import collect_correct
+    from stable_forgetting.language.models.families import context_of
 
+    forget = task.split.parts["forget"]
+    own = zip(forget.tolist(), source.questions_of(forget), strict=True)
+    prompts = {index: rule(question) for index, question in own}
+    try:
+        whole = source.with_questions(prompts).uncut(forget, context_of(model))
+    except DataError:
+        return {}
     model.eval()
-    batches = data.ordered_batches(source, task.split.parts["forget"], task.batch_size)
+    batches = data.ordered_batches(whole, forget, task.batch_size)
     correct = collect_correct(lambda batch: task.family.forward(model, batch), batches)
     return {f"{name} forget": accuracy(correct, task.seed)}
 
@@ -103,20 +113,15 @@ class FewShot(ModelAudit):
 
     def measure(self, task: AuditTask) -> Measures:
         """Accuracy behind the largest number of shots that fits."""
-        from stable_forgetting.language.models.families import context_of
-
-        source, forget, model = texts_of(task), task.split.parts["forget"], task.load()
+        source, model = texts_of(task), task.load()
         chosen = task.draw("retain", self.config.shots, "few-shot")
         pairs = zip(source.questions_of(chosen), source.answers_of(chosen), strict=True)
-        lines = [f"{question} {answer}" for question, answer in pairs]
-        own = dict(zip(forget.tolist(), source.questions_of(forget), strict=True))
+        lines = [f"{question} {answer}\n" for question, answer in pairs]
         for count in range(len(lines), 0, -1):
-            prompts = {i: "\n".join([*lines[:count], question]) for i, question in own.items()}
-            try:
-                whole = source.with_questions(prompts).uncut(forget, context_of(model))
-            except DataError:
-                continue
-            return asked(task, model, whole, f"{count} shots")
+            before = "".join(lines[:count])
+            found = asked(task, model, source, before.__add__, f"{count} shots")
+            if found:
+                return found
         raise NotApplicable("the model's context does not hold one more pair")
 
 
@@ -143,19 +148,10 @@ class Paraphrase(ModelAudit):
 
     def measure(self, task: AuditTask) -> Measures:
         """Accuracy under every rule."""
-        from stable_forgetting.language.models.families import context_of
-
-        source, forget = texts_of(task), task.split.parts["forget"]
-        own = dict(zip(forget.tolist(), source.questions_of(forget), strict=True))
+        source, model = texts_of(task), task.load()
         found: Measures = {}
-        model = task.load()
         for name, rule in RULES.items():
-            prompts = {index: rule(question) for index, question in own.items()}
-            try:
-                whole = source.with_questions(prompts).uncut(forget, context_of(model))
-            except DataError:
-                continue
-            found |= asked(task, model, whole, name)
+            found |= asked(task, model, source, rule, name)
         if not found:
             raise NotApplicable("the model's context does not hold the whole answers")
         return found

@@ -27,7 +27,7 @@ from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
 from stable_forgetting.common.measure.scores import Scores
-from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
+from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.pretraining import Pretrainable, Pretraining, TransferConfig
 from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.common.train.config import FitConfig
@@ -101,7 +101,7 @@ class CausalConfig(TransferConfig):
         return self
 
 
-class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
+class CausalBenchmark(CausalModels, Pretrainable):
     """Texts, a causal language model and what is asked of it."""
 
     Config: ClassVar[type[Strict]] = CausalConfig
@@ -174,15 +174,7 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
 
     def __init__(self, config: Any, runtime: Runtime):
         super().__init__(config, runtime)
-        import torch
-
-        self.device = torch.device(pick_device(runtime.device))
         self.longest = self.config.data.max_length
-
-    @property
-    def scenario(self) -> str:
-        """See :meth:`scenario_of`."""
-        return self.scenario_of(self.config)
 
     @cached_property
     def source(self) -> TextSource:
@@ -214,20 +206,10 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
         """Entries of the model's vocabulary."""
         return int(self._shape.get_input_embeddings().num_embeddings)
 
-    @property
-    def recipe(self) -> FitConfig:
-        """The training recipe."""
-        return self.config.train
-
     @cached_property
     def family(self) -> CausalFamily:
         """Of the architecture."""
         return family_in(self._shape)
-
-    @property
-    def minimum_train_accuracy(self) -> float:
-        """The gate."""
-        return self.config.minimum_train_accuracy
 
     def build(self, seed: int) -> nn.Module:
         """A fresh model, or a pretrained one.
@@ -312,6 +294,8 @@ class CausalBenchmark(CausalModels, Pretrainable, Benchmark):
         return self.scenario
 
     def _placed(self, model: Any) -> Any:
+        encoder = self.source.encoder
+        encoder.window = min(encoder.window, context_of(model))
         placed = self.config.model.device_map or self.config.model.quantised
         return model if placed else model.to(self.device)
 

@@ -12,48 +12,27 @@ BENCHMARKS.register(
     stored="vision",
 )
 PROBLEMS.register("vision", "stable_forgetting.vision.tiny:TinyImages")
-METHODS.register(
-    "lethevit",
-    "stable_forgetting.vision.methods.vits:LetheViT",
-    summary="contrast with attention-masked forget images, then FT",
-)
-METHODS.register(
-    "coun",
-    "stable_forgetting.vision.methods.coun:CoUn",
-    summary="CE and NT-Xent on retain images; never reads forget",
-)
-METHODS.register(
-    "with_contrast",
-    "stable_forgetting.vision.methods.coun:WithContrast",
-    summary="+CL: another method with CoUn's contrastive term",
-)
-METHODS.register(
-    "novo",
-    "stable_forgetting.vision.methods.vits:Novo",
-    summary="own model with class keys; deletes a class's key",
-)
-METHODS.register(
-    "amun",
-    "stable_forgetting.vision.methods.inputs:AMUN",
-    summary="trains on nearest adversarial examples with the labels that they get",
-)
-METHODS.register(
-    "mumis",
-    "stable_forgetting.vision.methods.inputs:MUMis",
-    summary="MU-Mis: true logits as insensitive to the input as other ones",
-)
-METHODS.register(
-    "jit",
-    "stable_forgetting.vision.methods.inputs:JiT",
-    summary="JiT: flat outputs under noise around each forgotten image; no retain data",
-)
-METHODS.register(
-    "natmu",
-    "stable_forgetting.vision.methods.inputs:NatMU",
-    summary="NatMU: trains on forget images blended with those of other classes",
-)
-METHODS.register(
-    "duck",
-    "stable_forgetting.vision.methods.duck:DUCK",
-    summary="DUCK: forget features go to the nearest centre of another class",
-)
+for _name, _target, _summary in (
+    ("lethevit", "vits:LetheViT", "contrast with attention-masked forget images, then FT"),
+    ("coun", "coun:CoUn", "CE and NT-Xent on retain images; never reads forget"),
+    ("with_contrast", "coun:WithContrast", "+CL: another method with CoUn's contrastive term"),
+    ("novo", "vits:Novo", "own model with class keys; deletes a class's key"),
+    (
+        "amun",
+        "inputs:AMUN",
+        "trains on nearest adversarial examples with the labels that they get",
+    ),
+    ("mumis", "inputs:MUMis", "MU-Mis: true logits as insensitive to the input as other ones"),
+    (
+        "jit",
+        "inputs:JiT",
+        "JiT: flat outputs under noise around each forgotten image; no retain data",
+    ),
+    (
+        "natmu",
+        "inputs:NatMU",
+        "NatMU: trains on forget images blended with those of other classes",
+    ),
+    ("duck", "duck:DUCK", "DUCK: forget features go to the nearest centre of another class"),
+):
+    METHODS.register(_name, f"stable_forgetting.vision.methods.{_target}", summary=_summary)

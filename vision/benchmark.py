@@ -18,7 +18,7 @@ from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
 from stable_forgetting.common.measure.rules import GapRule, TargetRule
-from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
+from stable_forgetting.common.protocol.benchmark import Runtime, Versions
 from stable_forgetting.common.protocol.pretraining import Pretrainable
 from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.vision.config import CLASS_COUNTS, IMAGE_COUNTS, VisionConfig
@@ -43,13 +43,11 @@ if TYPE_CHECKING:
 
     from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
     from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.common.train.config import FitConfig
     from stable_forgetting.vision.config import ModelConfig
-    from stable_forgetting.vision.data.source import ImageSource
-    from stable_forgetting.vision.models.build import InputSpec
+    from stable_forgetting.vision.data.source import ImageSource, InputSpec
 
 
-class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
+class VisionBenchmark(ImageClassifiers, Pretrainable):
     """Image classification under forgetting requests."""
 
     versions = Versions(measure=3)
@@ -78,12 +76,6 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
     def stand_in(cls, config: Any, runtime: Runtime, folder: Path) -> StandIn:
         """See :mod:`vision.stand_in`."""
         return stand_in(config, runtime)
-
-    def __init__(self, config: Any, runtime: Runtime):
-        super().__init__(config, runtime)
-        import torch
-
-        self.device = torch.device(pick_device(runtime.device))
 
     @classmethod
     def listing(cls, config: Any, runtime: Runtime) -> str:
@@ -153,11 +145,6 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
         """For images of the distribution of the held-out ones, and for classes."""
         return WITHOUT_RETRAIN.get(config.scenario.kind) if config.data.validation_images else None
 
-    @property
-    def scenario(self) -> str:
-        """Kind of the scenario."""
-        return self.scenario_of(self.config)
-
     @cached_property
     def spec(self) -> InputSpec:
         """How images become inputs; that of another model may be set before they are read."""
@@ -172,12 +159,7 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
         from stable_forgetting.vision.data.source import load_source
 
         return load_source(
-            self.config.data,
-            data_root=self.runtime.data_root,
-            input_size=self.spec.size,
-            mean=self.spec.mean,
-            std=self.spec.std,
-            device=self.device,
+            self.config.data, self.spec, data_root=self.runtime.data_root, device=self.device
         )
 
     @property
@@ -194,16 +176,6 @@ class VisionBenchmark(ImageClassifiers, Pretrainable, Benchmark):
     def num_classes(self) -> int:
         """Classes of the data set."""
         return self.source.num_classes
-
-    @property
-    def recipe(self) -> FitConfig:
-        """The training recipe."""
-        return self.config.train
-
-    @property
-    def minimum_train_accuracy(self) -> float:
-        """The gate."""
-        return self.config.minimum_train_accuracy
 
     @property
     def evaluation_batch(self) -> int:

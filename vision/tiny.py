@@ -18,7 +18,7 @@ from stable_forgetting.common.checks.tiny_task import (
 from stable_forgetting.common.store.weights import tensors_digest
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.vision.config import DataConfig, ModelConfig
-from stable_forgetting.vision.data.source import ImageSource, PreparedImages
+from stable_forgetting.vision.data.source import ImageSource, InputSpec, PreparedImages
 from stable_forgetting.vision.models.build import build_model
 from stable_forgetting.vision.models.family import VIT
 
@@ -48,7 +48,7 @@ class GreyImages(ImageSource):
 
     def __init__(self) -> None:
         config = DataConfig(augment=True, flip=False, crop_padding=1)
-        super().__init__(_prepared(), config, input_size=SIDE, mean=(0.3,), std=(0.35,))
+        super().__init__(_prepared(), config, InputSpec(SIDE, (0.3,), (0.35,)))
 
 
 class TinyImages(TinyProblem):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -12,6 +12,7 @@ from pydantic import SerializeAsAny, SerializerFunctionWrapHandler, model_serial
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Amount
 from stable_forgetting.common.data.splits import PretrainingSplit
+from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
@@ -55,11 +56,37 @@ class TransferConfig(Strict):
         return self.model_copy(update=changes)
 
 
-class Pretrainable(ABC):
-    """What a benchmark whose config is a :class:`TransferConfig` must say of a pretraining."""
+class Pretrainable(Benchmark):
+    """A benchmark that trains its models as its config, a :class:`TransferConfig`, says.
+
+    Attributes:
+        device: Where models and batches lie.
+    """
 
     compared: ClassVar[str] = "samples"
     """What :meth:`fingerprints` are of, in words."""
+
+    def __init__(self, config: Any, runtime: Runtime):
+        super().__init__(config, runtime)
+        import torch
+
+        self.device = torch.device(pick_device(runtime.device))
+
+    @property
+    def scenario(self) -> str:
+        """See :meth:`scenario_of`."""
+        return self.scenario_of(self.config)
+
+    @property
+    def recipe(self) -> FitConfig:
+        """The training recipe."""
+        recipe: FitConfig = self.config.train
+        return recipe
+
+    @property
+    def minimum_train_accuracy(self) -> float:
+        """The gate."""
+        return float(self.config.minimum_train_accuracy)
 
     @classmethod
     def pretraining(cls, config: Any) -> Any:

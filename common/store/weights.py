@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from stable_forgetting.common.base.errors import CheckpointError
 
@@ -74,6 +74,16 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 def weights_digest(model: nn.Module) -> str:
     """:func:`tensors_digest` of a model's state, by name."""
     return tensors_digest(dict(sorted(model.state_dict().items())))
+
+
+def stored(path: Path) -> dict[str, tuple[list[int], str]]:
+    """Name -> shape and type of what a safetensors file holds; empty where it cannot be read."""
+    try:
+        with safe_open(path, framework="np") as file:
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+            return {key: (s.get_shape(), s.get_dtype()) for key, s in slices.items()}
+    except (SafetensorError, OSError):
+        return {}  # loading says what is wrong with it
 
 
 def keep_metadata(written: Path, given: Path) -> None:

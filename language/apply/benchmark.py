@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from stable_forgetting.common.base.config import Strict, did_you_mean
-from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.base.files import file_digest, json_digest
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.batch import Source
@@ -260,6 +260,11 @@ def read_rows(given: Any, role: str) -> Rows:
     items = [Item(role, -1, row.question, row.answer) for row in read]
     if isinstance(given, Path):
         return Rows(items, where, about, file_digest(given))
+    for number, item in enumerate(items, 1):
+        try:
+            f"{item.question}{item.answer}".encode()
+        except UnicodeEncodeError as error:  # half of a surrogate pair, which no file can hold
+            raise DataError(f"{role} row {number}: {one_line(error)}; mend the text") from None
     pairs = {str(number): [item.question, item.answer] for number, item in enumerate(items)}
     return Rows(items, where, about, json_digest(pairs))
 

@@ -14,8 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from safetensors import SafetensorError, safe_open
-
 from stable_forgetting.common.base.errors import CheckpointError
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.base.hub import fetch, is_repository, parsed
@@ -31,6 +29,7 @@ from stable_forgetting.common.store.weights import (
     keep_metadata,
     refuse_pickles,
     refuse_wrapped,
+    stored,
 )
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.tokenizers import load_tokenizer
@@ -96,8 +95,8 @@ class CausalCheckpoint:
         """
         dtype = self.config.get("dtype") or self.config.get("torch_dtype")
         if dtype is None:
-            stored = {_DTYPES.get(kind, kind) for kind in _stored_types(self.files[0]).values()}
-            dtype = "/".join(sorted(stored)) or "float32"
+            kinds = {_DTYPES.get(kind, kind) for _, kind in stored(self.files[0]).values()}
+            dtype = "/".join(sorted(kinds)) or "float32"
         if dtype not in _DTYPES.values():
             raise CheckpointError(
                 f"{self.folder}: its weights are {dtype}; give them as float32, bfloat16 or float16"
@@ -141,9 +140,9 @@ class CausalCheckpoint:
     def _check_types(self) -> None:
         """Integers or bytes where weights belong are a quantised model without its scales."""
         for path in self.files:
-            stored = _stored_types(path)
-            refuse_wrapped(path, stored)
-            for key, kind in stored.items():
+            held = stored(path)
+            refuse_wrapped(path, held)
+            for key, (_, kind) in held.items():
                 if key.endswith(".weight") and kind not in (*_DTYPES, "F64"):
                     raise CheckpointError(
                         f"{path}: '{key}' is stored as {kind}; give the model with its full"
@@ -182,15 +181,6 @@ def save_unchecked(model: Any, folder: Path) -> None:
         model.generation_config = given
     if given is not None:
         (folder / GENERATION).write_text(given.to_json_string(), encoding="utf-8")
-
-
-def _stored_types(path: Path) -> dict[str, str]:
-    """Tensor -> its type in a safetensors file; none where loading will say what is wrong."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError):
-        return {}
 
 
 def read_causal(path: Path) -> CausalCheckpoint:
@@ -237,7 +227,8 @@ def _weights(folder: Path) -> tuple[Path, ...]:
             refuse_pickles(other)
         raise CheckpointError(f"{folder}: holds no {WEIGHTS} and no {INDEX}")
     shards = _json(folder / INDEX).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+    named = isinstance(shards, dict) and len(shards) > 0
+    if not named or not all(isinstance(s, str) for s in shards.values()):
         raise CheckpointError(f"{folder / INDEX}: has no weight_map; fetch it again")
     names = sorted(set(shards.values()))
     for name in names:

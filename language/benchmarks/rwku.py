@@ -122,8 +122,6 @@ class Recalled(TextMetric):
             the template, and its answer is begun.
     """
 
-    generates: ClassVar[bool] = True
-
     def __init__(self, bare: bool):
         self.bare = bare
 

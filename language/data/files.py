@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import json
-import sys
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
@@ -99,7 +99,7 @@ def read_text(path: Path) -> str:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         return data.decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({one_line(error)}); fetch it again") from None
 
 
@@ -121,7 +121,7 @@ def _parquet_rows(path: Path) -> list[Row]:
 
 def _csv_rows(path: Path) -> list[Row]:
     """Column -> text of every row."""
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(2**31 - 1)  # more is no C long on Windows
     try:
         rows: list[Row] = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
     except csv.Error as error:

@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import listing
@@ -109,15 +108,19 @@ def is_there(place: str, data_root: Path | None) -> bool:
     return not place.startswith(HUB) and ((data_root or Path.cwd()) / place).is_file()
 
 
-def column(row: Row, names: Sequence[str], origin: str) -> Any:
-    """A row's value under the first of several names that it has.
+def column(row: Row, names: Sequence[str], origin: str) -> str:
+    """A row's text under the first of several names that it has.
 
     Raises:
-        DataError: It has none of them.
+        DataError: It has none of them, or no text there.
     """
     for name in names:
-        if row.get(name) not in (None, ""):
-            return row[name]
+        value = row.get(name)
+        if value in (None, ""):
+            continue
+        if not isinstance(value, str):
+            raise DataError(f"{origin}: {name} {value!r} is not a text; put it in quotes")
+        return value
     has = ", ".join(sorted(row))
     raise DataError(f"{origin}: needs {' or '.join(names)}; it has: {has}")
 

@@ -5,6 +5,7 @@ The attention mask follows from lengths, never from the id that padding happens 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -101,8 +102,7 @@ class TextSource:
 
     def with_answers(self, answers: Mapping[int, str]) -> TextSource:
         """The same questions with other answers at some indices; shares the memory of texts."""
-        other = TextSource.__new__(TextSource)
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         other._replaced = {**self._replaced, **{int(k): v for k, v in answers.items()}}
         return other
 
@@ -146,8 +146,7 @@ class TextSource:
 
     def with_corpus(self, corpus: Corpus) -> TextSource:
         """Another corpus behind the same tokenizer, template and length limit."""
-        other = TextSource.__new__(TextSource)
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         other.corpus, other.provenance = corpus, corpus.provenance
         other._replaced, other._base_digest = {}, None
         return other

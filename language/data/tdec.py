@@ -10,7 +10,7 @@ import hashlib
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,10 +62,7 @@ def note(number: int) -> str:
 
 def notes() -> Iterator[str]:
     """All notes, in order."""
-    number = 0
-    while True:
-        yield note(number)
-        number += 1
+    return map(note, count())
 
 
 MD5: Mapping[str, str] = {
@@ -170,8 +167,8 @@ def _corpus(
         "test": (config.test, config.test_rows),
         "unseen": (config.unseen, config.unseen_rows),
     }
-    for part, (path, count) in shares.items():
-        texts = list(islice(streams[path], count))
+    for part, (path, most) in shares.items():
+        texts = list(islice(streams[path], most))
         if not texts:
             raise DataError(f"{path}: no row is left for {part}; give more, or lower the others")
         items += [Item(part, -1, "", text) for text in texts]
@@ -183,6 +180,11 @@ def _sets(folder: Path, config: TdecData) -> list[list[str]]:
     place = folder / config.forget
     if _has_arrays(place):
         tokens = read_arrays(place, "train")
+        if len(tokens) < config.rows * config.sets:
+            raise DataError(
+                f"data.rows {config.rows} x data.sets {config.sets}: {place} has only "
+                f"{len(tokens)} texts; lower one"
+            )
         order = hash_order(range(len(tokens)), 0, "tdec-sets")
         chosen = order[: config.rows * config.sets].reshape(config.sets, config.rows)
         return [_decoded(tokens[rows], folder, config) for rows in chosen]

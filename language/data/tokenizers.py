@@ -148,7 +148,7 @@ class Encoder:
         calls: How many texts were tokenised.
         truncated: How many pairs were cut.
         cut: Which of them.
-        window: Tokens that the model reads, where its config says so: a longer pair is refused.
+        window: Tokens that the model reads, as far as it is known: a longer pair is refused.
         given: Plain text -> its ids, where it is a slice of a longer one's tokens.
     """
 
@@ -292,12 +292,13 @@ class Encoder:
                     f"'{(question or answer)[:60]}': no label is left within data.max_length"
                     f" {self.max_length}; raise it or shorten the text"
                 )
-            if len(ids) > self.window:
-                raise DataError(
-                    f"'{(question or answer)[:60]}': {len(ids)} tokens are more than model.context"
-                    f" {self.window}; raise it, or set data.max_length={self.window}"
-                )
             self._pairs[key] = Encoded(np.asarray(ids, dtype=np.int64), start)
+        length = len(self._pairs[key].ids)
+        if length > self.window:
+            raise DataError(
+                f"'{(question or answer)[:60]}': {length} tokens are more than model.context"
+                f" {self.window}; raise it, or set data.max_length={self.window}"
+            )
         return self._pairs[key]
 
     def _encode(self, question: str, answer: str) -> tuple[list[int], int]:

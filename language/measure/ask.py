@@ -64,14 +64,12 @@ def ask(
     config: RequestConfig,
     *,
     detailed: Iterable[Likelihood] = (),
-    entropies: bool = True,
     masked_id: int | None = None,
 ) -> Replies:
     """Asks each distinct request once; the model is put into eval mode.
 
     Args:
         detailed: Likelihoods whose ``means`` are wanted.
-        entropies: Whether those have entropies.
         masked_id: See :func:`language.measure.likelihood.teacher_forced`.
 
     Raises:
@@ -90,7 +88,6 @@ def ask(
         token_budget=config.token_budget,
         share_prompts=config.share_prompts,
         detailed=np.asarray([request in rich for request in likelihoods], dtype=bool),
-        entropies=entropies,
         masked_id=masked_id,
     )
     continued = [request for request in distinct if isinstance(request, Continue)]
@@ -162,8 +159,8 @@ def score_rows(
         masked_id: See :func:`language.measure.likelihood.teacher_forced`.
 
     Returns:
-        Part -> scores, whose scalar columns are means over the tokens of each row's answer, with
-        the metrics' columns as ``extra``; entropies where a metric of any part needs them.
+        Part -> scores, whose scalar columns are means over the tokens of each row's answer, without
+        entropies and with the metrics' columns as ``extra``.
 
     Raises:
         Diverged: A scored logit is NaN or infinite.
@@ -181,11 +178,9 @@ def score_rows(
         requests += answers[part]
         for metric in metrics[part]:
             requests += metric.requests(source, rows)
-    wanted = list(itertools.chain(*answers.values()))
-    whole = any(metric.entropies for each in metrics.values() for metric in each)
-    rich: dict[str, Any] = {"detailed": wanted, "entropies": whole}
-    replies = ask(model, source, requests, config, **rich, masked_id=masked_id)
-    columns = [name for name in COLUMNS if whole or name not in ENTROPIES]
+    wanted = itertools.chain(*answers.values())
+    replies = ask(model, source, requests, config, detailed=wanted, masked_id=masked_id)
+    columns = [name for name in COLUMNS if name not in ENTROPIES]
     further: dict[Continue, None] = {}
     for part, rows in items.items():
         for metric in metrics[part]:

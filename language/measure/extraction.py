@@ -68,8 +68,6 @@ class Extraction(Memorisation):
             those whose next token it gets wrong.  The values are the same.
     """
 
-    generates = True
-
     def __init__(self, n: int, pad: PadPolicy = "trim", *, naive: bool = False):
         super().__init__(pad)
         self.n, self.naive = n, naive

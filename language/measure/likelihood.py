@@ -27,7 +27,6 @@ from stable_forgetting.language.models.backbone import (
     Backbone,
     backbone,
     device_of,
-    hidden_states,
     row_limit,
     unwrapped,
 )
@@ -151,7 +150,6 @@ def teacher_forced(
     token_budget: int = 8192,
     share_prompts: bool = True,
     detailed: np.ndarray | None = None,
-    entropies: bool = True,
     masked_id: int | None = None,
 ) -> AnswerScores:
     """Scores every pair once; the model is put into eval mode.
@@ -163,7 +161,6 @@ def teacher_forced(
         share_prompts: Pack the answers of one prompt into rows with a mask of their own, with what
             they begin with once.
         detailed: (P,) bool: pairs whose ``means`` are wanted; None means all.
-        entropies: Whether those have entropies, which cost most of the time; NaN if not.
         masked_id: A token that nothing but itself attends to, as where a code base derives the
             attention mask from the padding token's id.
 
@@ -171,7 +168,7 @@ def teacher_forced(
         Diverged: A scored logit is NaN or infinite.
     """
     model.eval()
-    scorer = _Scorer(model, pairs, detailed, entropies, masked_id)
+    scorer = _Scorer(model, pairs, detailed, masked_id)
     exact = row_limit(model) if share_prompts else None
     rows, beyond = plain_rows(pairs), list[Row]()
     if exact is not None:  # attention within longer rows costs more than prompts that repeat
@@ -193,11 +190,9 @@ class _Scorer:
         model: nn.Module,
         pairs: Sequence[Encoded],
         detailed: np.ndarray | None,
-        entropies: bool,
         masked_id: int | None,
     ):
         self.model, self.pairs, self.masked_id = model, pairs, masked_id
-        self.rich = partial(score_rows, entropies=entropies)
         self.parts: Backbone | None = backbone(model)
         self.device = device_of(unwrapped(model))
         self.dtype = next(model.parameters()).dtype
@@ -230,19 +225,19 @@ class _Scorer:
         if self.parts is None:
             states = self.model(**inputs).logits
         else:
-            states = hidden_states(self.parts, inputs)
+            states = self.parts.decoder(**inputs, use_cache=False).last_hidden_state
         at = (self._tensor(numbers), self._tensor(places))
         return states[tuple(index.to(states.device) for index in at)]
 
     def _columns(
         self, states: Tensor, chosen: np.ndarray, labels: np.ndarray, detail: bool
     ) -> np.ndarray:
-        """(M, len(COLUMNS)): all columns, or NaN but for loss and hits."""
+        """(M, len(COLUMNS)): all columns but entropies, or loss and hits alone; NaN elsewhere."""
         head: Any = self.parts.head if self.parts is not None else nn.Identity()
         where, targets = (self._tensor(array).to(states.device) for array in (chosen, labels))
         width = getattr(head, "out_features", states.shape[-1])
         rows = max(1, CHUNK_ELEMENTS // width)
-        score = self.rich if detail else _loss_and_hits
+        score = partial(score_rows, entropies=False) if detail else _loss_and_hits
         chunks = []
         for index, target in zip(where.split(rows), targets.split(rows), strict=True):
             logits = head(states[index])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,15 @@ def read_log(path: Path) -> EvaluationLog:
             content = json.load(file)
         parts = {part: _columns(content[key]) for part, key in PART_FILES.items()}
         answers = {part: _answers(content[key]) for part, key in PART_FILES.items()}
-    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise DataError(f"{path}: not a TOFU evaluation log ({error!r}); get it anew") from None
     if not all(_sound(columns) for columns in parts.values()):
         raise DataError(f"{path}: has no rows, or numbers that are not finite; get it anew")

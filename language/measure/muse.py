@@ -12,7 +12,7 @@ Source: Shi et al. 2024 (arXiv 2407.06460) and its repository.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -146,8 +146,6 @@ class Conventions:
 
 class Written(TextMetric):
     """ROUGE-L F1 of what a model writes: ``rouge_l_f1`` (N,)."""
-
-    generates: ClassVar[bool] = True
 
     def __init__(self, conventions: Conventions, *, workers: int = 0):
         self.conventions, self.workers = conventions, workers

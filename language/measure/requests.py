@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -178,11 +177,6 @@ class Replies:
 
 class TextMetric(ABC):
     """A measurement of every row of a part."""
-
-    generates: ClassVar[bool] = False
-    """Whether texts are written: tuning leaves it out."""
-    entropies: ClassVar[bool] = False
-    """Whether it needs the entropies of :class:`common.measure.scores.Scores` on its rows."""
 
     @abstractmethod
     def requests(self, source: TextSource, items: Sequence[Item]) -> Iterable[Request]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
@@ -90,8 +90,8 @@ def answer_metrics(part: str, config: TofuEvaluation, *, trial: bool) -> list[Te
     """What is measured on a part."""
     metrics: list[TextMetric] = [Answers(config)]
     if part != HOLDOUT:
-        metrics += [WrongAnswers(), GreedyAnswers(config)]
-    return [metric for metric in metrics if not (trial and metric.generates)]
+        metrics += [WrongAnswers()] if trial else [WrongAnswers(), GreedyAnswers(config)]
+    return metrics
 
 
 def masked_id(source: TextSource, config: TofuEvaluation) -> int | None:
@@ -179,8 +179,6 @@ class GreedyAnswers(TextMetric):
 
     No column for a part with rows that ask nothing (plain texts).
     """
-
-    generates: ClassVar[bool] = True
 
     def __init__(self, config: TofuEvaluation):
         self.config = config

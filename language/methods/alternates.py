@@ -105,9 +105,6 @@ class AltPO(DPOGdr):
         1, "AltPO, Mekala et al. 2025 (arXiv 2409.13474)", BOTH, modality="language", reading=True
     )
 
-    class Config(DPOGdr.Config):
-        """Settings of AltPO: those of DPO + GDR."""
-
     def preferred(self, task: UnlearnTask) -> GuardedSource:
         """Forget questions with answers of retain samples."""
         return mismatching(task, "altpo", "alternates")

@@ -111,11 +111,6 @@ def row_limit(model: Any) -> int | None:
     return family.longest_row(config)
 
 
-def hidden_states(parts: Backbone, inputs: dict[str, Tensor]) -> Tensor:
-    """(N, T, D) last hidden states."""
-    return parts.decoder(**inputs, use_cache=False).last_hidden_state
-
-
 def device_of(model: nn.Module) -> torch.device:
     """Where inputs go."""
     return next(model.parameters()).device

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ _COMPONENTS = {
     "attention": ("attn", "attention", "self_attn"),
     "head": ("lm_head", "embed_out"),
 }
+"""Component -> parts of dotted parameter names that tell it."""
 _QKV = ("*self_attn.q_proj", "*self_attn.k_proj", "*self_attn.v_proj")
 
 
@@ -45,7 +46,6 @@ class CausalFamily:
         attention: The same of its attention.
         layers: Patterns of all linear layers of its blocks, where they were read.
         head: Patterns of the parameter names of the output layer.
-        components: Component -> parts of dotted parameter names that tell it.
         linear_head: Logits are one linear map of the decoder's last hidden state, nothing more.
         last_norm: Name in the decoder of the normalisation before the head; empty if not known.
         maskable: It takes a whole attention mask (N, 1, T, T) and explicit positions.
@@ -59,7 +59,6 @@ class CausalFamily:
     attention: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     head: tuple[str, ...] = ("lm_head.*", "embed_out.*")
-    components: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _COMPONENTS)
     linear_head: bool = False
     last_norm: str = ""
     maskable: bool = False
@@ -77,7 +76,7 @@ class CausalFamily:
     def component_of(self, parameter: str) -> str:
         """``mlp``, ``attention``, ``head`` or ``other``, from a parameter's dotted name."""
         for part in parameter.split("."):
-            for component, names in self.components.items():
+            for component, names in _COMPONENTS.items():
                 if part in names:
                     return component
         return "other"

@@ -51,6 +51,12 @@ class Question:
     answer: int
     gap: str = " "
 
+    def __post_init__(self) -> None:
+        if not all(isinstance(text, str) for text in (self.context, *self.options)):
+            raise TypeError("a context or an option is no text")
+        if not 0 <= self.answer < len(self.options) or not all(map(self.gap.__add__, self.options)):
+            raise ValueError("the answer is no option, or an option is empty")
+
 
 class OriginalReasoning(TextProbe):
     """Accuracy on nine reasoning tasks, scored as in the paper on knowledge unlearning.

@@ -540,6 +540,21 @@ def test_bad_configs(world, request_, tmp_path, changes, words):
     assert_refused(dataclasses.replace(request_, model=folder), CheckpointError, *words)
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"input_size": 224}, "input_size 224 must be channels, height and width"),
+        ({"input_size": [3, 0, 0]}, "takes 3 x 0 x 0"),
+        ({"interpolation": "cubicle"}, "no interpolation cubicle"),
+    ],
+)
+def test_a_config_that_makes_no_images_is_refused(said, words):
+    model = timm.create_model("test_resnet", pretrained=False)
+    model.pretrained_cfg = {**model.pretrained_cfg, **said}
+    with pytest.raises(CheckpointError, match=words):
+        Preprocessing.of(model)
+
+
 def test_an_old_config_of_timm_is_read_as_timm_reads_it(world, tmp_path):
     said = {"mean": [0.1, 0.2, 0.3], "std": [0.2, 0.2, 0.2], "input_size": [3, SIDE, SIDE]}
     said |= {"crop_pct": 0.8, "interpolation": "bilinear", "labels": list(reversed(NAMES))}

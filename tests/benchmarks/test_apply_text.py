@@ -19,6 +19,7 @@ from stable_forgetting.benchmarks.apply import Application, apply
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
 from stable_forgetting.common.bounded.attach import detach
 from stable_forgetting.common.bounded.files import load_adapter
+from stable_forgetting.language.apply.benchmark import read_rows
 from stable_forgetting.language.apply.report import outcome
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.tokenizers import train_tokenizer
@@ -517,8 +518,16 @@ def test_bad_weights(broken):
     assert_refused(
         dataclasses.replace(request, model=folder / "pytorch_model.bin"), CheckpointError, "pickle"
     )
-    (folder / "model.safetensors.index.json").write_text("{}")
-    assert_refused(request, CheckpointError, "weight_map")
+    for index in ("{}", '{"weight_map": {}}'):
+        (folder / "model.safetensors.index.json").write_text(index)
+        assert_refused(request, CheckpointError, "weight_map")
+
+
+@pytest.mark.parametrize("text", ["half \ud800 of a pair", "half \udfff of a pair"])
+def test_a_text_that_cannot_be_encoded_is_refused(text):
+    for rows in (["a text", text], [{"text": "a"}, {"question": "what?", "answer": text}]):
+        with pytest.raises(DataError, match=r"forget row 2: .*surrogates not allowed; mend the"):
+            read_rows(rows, "forget")
 
 
 def test_bad_folders(broken, tmp_path):

@@ -17,10 +17,12 @@ from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.protocol.probe import PROBES
 from stable_forgetting.language.benchmarks.rwku import Recalled
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Item
 from stable_forgetting.language.data.readers import READERS, TextDataConfig
 from stable_forgetting.language.measure.scoring import GreedyAnswers, TofuEvaluation
-from stable_forgetting.language.models.build import claimed_training
-from tests.language.made import CPU, TINY, benchmark
+from stable_forgetting.language.models.build import build_model, claimed_training
+from tests.language.made import CPU, TINY, benchmark, source_of
 
 TOY = Path(__file__).with_name("toy_benchmark.py")
 
@@ -141,6 +143,26 @@ def test_rows_and_answers_fit_the_window_of_a_tiny_model():
     for metric in (GreedyAnswers(TofuEvaluation()), Recalled(bare=False)):
         asked = metric.requests(source, items)
         assert max(len(each.ids) + each.limit for each in asked) == 48
+
+
+def test_rows_fit_the_window_of_a_model_in_a_folder(tmp_path):
+    items = [Item("x", -1, "", "the page of a book")]
+    source = source_of(items)
+    tiny = {**TINY, "kind": "gpt_neo", "context": 32}
+    model = build_model(CausalModelConfig(**tiny), source.vocab_size, 0)
+    model.save_pretrained(tmp_path / "model")
+    source.tokenizer.save_pretrained(tmp_path / "model")
+    for name in FILES.values():
+        (tmp_path / name).write_text(json.dumps({"text": "the page of a book " * 9}))
+    data = {"name": "jsonl", "files": FILES}
+    more = {"scenario": {"kind": "files"}, "model": {"name": str(tmp_path / "model")}}
+    bench = benchmark("tofu", tmp_path, data=data, **more)
+    bench.source.encode_index(0)
+    built = bench.build(0)
+    with pytest.raises(DataError, match=r"tokens are more than model.context 32; .*max_length=32"):
+        bench.score(built, bench.split(0).parts)
+    short = benchmark("tofu", tmp_path, data={**data, "max_length": 32}, **more)
+    assert short.score(short.build(0), short.split(0).parts)["forget"].loss.shape == (1,)
 
 
 @pytest.mark.parametrize(("length", "texts"), [(64, 32), (1024, 32), (2048, 16), (100_000, 1)])

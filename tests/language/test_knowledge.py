@@ -154,6 +154,13 @@ def test_an_edited_table_is_noticed(name, files):
     assert TextDataConfig.of(name=name, invented=6).listing(files) == ""
 
 
+@pytest.mark.parametrize("answer", [1969, ["Ada"]])
+def test_an_answer_that_is_no_text_is_refused(files, answer):
+    write(files / "rwku/forget_qa.jsonl", [{"query": "who?", "answer": answer}])
+    with pytest.raises(DataError, match=r"forget_qa.jsonl: answer .* is not a text"):
+        _ = made("rwku", {}, files).source
+
+
 def test_rwku_reads_tables_of_one_subject(files):
     whole, one = (made("rwku", data, files) for data in ({}, {"subject": "A"}))
     assert len(whole.split(0).parts["forget_qa"]) == 6

@@ -261,6 +261,23 @@ def test_what_a_row_asks():
     assert SOURCES["lambada_openai"][1]({"text": "a b c"}) == Question("a b", ("c",), 0)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"Problem": "1 + 1 ?", "options": "a ) 1 , b )  , c ) 3", "correct": "a"},
+        {"Problem": "1 + 1 ?", "options": "1, 2, 3", "correct": "a"},
+        {"Problem": "1 + 1 ?", "options": "a ) 1 , b ) 2", "correct": "c"},
+        {"Problem": None, "options": "a ) 1 , b ) 2", "correct": "a"},
+    ],
+)
+def test_a_row_without_its_question_or_options_is_named(asked, tmp_path, row):
+    probe = make_probe("reasoning_original", {"tasks": ["mathqa"]}, "test")
+    (tmp_path / "reasoning").mkdir()
+    (tmp_path / "reasoning/math_qa.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=r"math_qa.jsonl: row 1 has not the columns of mathqa"):
+        probe.table(dataclasses.replace(asked, data_root=tmp_path))
+
+
 def test_reasoning_reads_local_files(asked):
     probe = make_probe("reasoning", {"limit": 2}, "test")
     table = probe.table(asked)

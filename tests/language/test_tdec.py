@@ -296,6 +296,11 @@ def test_the_challenges_arrays_are_checked(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tdec, "MD5", {"val": hashlib.md5(tokens.tobytes()).hexdigest()})
     assert tdec.read_arrays(tmp_path, "val").tolist() == tokens.tolist()
+    arrays(tmp_path, "train")
+    monkeypatch.setitem(tdec.MD5, "train", tdec.MD5["val"])
+    few = {**dict.fromkeys(("forget", "retain", "unseen", "test"), "."), "rows": 2, "sets": 2}
+    with pytest.raises(DataError, match=r"rows 2 x data.sets 2: .* has only 3 texts; lower one"):
+        tdec._sets(tmp_path, tdec.TdecData(**few))
     np.save(tmp_path / "val_suffix.npy", tokens[:2, 150:])
     with pytest.raises(DataError, match="fetch them again"):
         tdec.read_arrays(tmp_path, "val")

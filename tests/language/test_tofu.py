@@ -13,6 +13,7 @@ from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.language.data import readers
 from stable_forgetting.language.data.files import items_of, read_items, read_rows
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
+from stable_forgetting.language.measure.logs import read_log
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "tofu").is_dir(), reason="no TOFU here")
@@ -156,6 +157,33 @@ def test_files_that_are_no_json_lines(tmp_path, content, clue):
     zipped.write_bytes(gzip.compress(b'{"a": 1}')[:-9])
     with pytest.raises(DataError, match="cannot be read"):
         read_rows(zipped)
+    zipped.write_bytes(torn(b'{"a": 1}'))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_rows(zipped)
+
+
+def torn(content):
+    """What is zipped, with a block of a kind that there is not."""
+    whole = bytearray(gzip.compress(content, mtime=0))
+    whole[10] |= 0b110
+    return bytes(whole)
+
+
+def test_a_damaged_log_is_refused(tmp_path):
+    path = tmp_path / "phi_full.json.gz"
+    path.write_bytes(torn(b"{}"))
+    with pytest.raises(DataError, match="not a TOFU evaluation log"):
+        read_log(path)
+
+
+def test_cells_are_as_long_as_csv_allows_everywhere(tmp_path, monkeypatch):
+    """On Windows a C long has four bytes."""
+    limits = []
+    monkeypatch.setattr("csv.field_size_limit", limits.append)
+    path = tmp_path / "x.csv"
+    path.write_text("text\na\n")
+    assert read_rows(path) == [{"text": "a"}]
+    assert 10**9 < limits[0] < 2**31
 
 
 def test_rows_of_csv(tmp_path):

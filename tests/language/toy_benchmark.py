@@ -34,8 +34,6 @@ class PhoneBook(TextDataConfig):
 class Recited(TextMetric):
     """Whether the number is written out: ``recited``, 0 or 1."""
 
-    generates = True
-
     def requests(self, source, items):
         """The question, for as many tokens as the number has."""
         prompts = [tuple(source.encoder.prompt(item.question)) for item in items]

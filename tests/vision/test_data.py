@@ -19,7 +19,7 @@ from stable_forgetting.vision.config import DataConfig
 from stable_forgetting.vision.data import readers
 from stable_forgetting.vision.data.augment import crop_flip
 from stable_forgetting.vision.data.folders import listing_digest
-from stable_forgetting.vision.data.source import load_source
+from stable_forgetting.vision.data.source import InputSpec, load_source
 
 GREY = {"mean": (0.3,), "std": (0.35,)}
 COLOUR = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
@@ -27,7 +27,7 @@ LOCAL = Path(os.environ.get("SF_DATA_ROOT", Path(__file__).parents[3] / "shared"
 
 
 def digits(input_size=16, **fields):
-    return load_source(DataConfig(name="digits", **fields), input_size=input_size, **GREY)
+    return load_source(DataConfig(name="digits", **fields), InputSpec(input_size, **GREY))
 
 
 def encoded(pixels, kind="PNG"):
@@ -55,7 +55,7 @@ def cifar_like(root, *, seed=0, train=60, test=20, kind="PNG", size=32, label=No
 def open_cifar(root, input_size=32, **fields):
     fields = {"source": "parquet", "validation_images": 10} | fields
     config = DataConfig(name="cifar10", **fields)
-    return load_source(config, data_root=root, input_size=input_size, **COLOUR)
+    return load_source(config, InputSpec(input_size, **COLOUR), data_root=root)
 
 
 # -- pools ----------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def image_folder(root, per_class=6, seed=0):
 
 def open_folder(root, native_size=12, **fields):
     config = DataConfig(name="folder", folder="pets", native_size=native_size, **fields)
-    return load_source(config, data_root=root, input_size=12, **COLOUR)
+    return load_source(config, InputSpec(12, **COLOUR), data_root=root)
 
 
 def test_folder_with_and_without_a_test_part(tmp_path):
@@ -240,7 +240,7 @@ def test_folder_with_and_without_a_test_part(tmp_path):
         DataConfig(folder="pets", test_images=4, **fields),
         DataConfig(folder="split", **fields),
     ):
-        source = load_source(config, data_root=tmp_path, input_size=12, **COLOUR)
+        source = load_source(config, InputSpec(12, **COLOUR), data_root=tmp_path)
         sizes = [len(source.train_pool), len(source.validation_pool), len(source.test_pool)]
         assert sizes == ([6, 2, 4] if config.folder == "pets" else [10, 2, 4])
         assert source.fetch(torch.arange(3)).inputs["x"].shape == (3, 3, 12, 12)
@@ -280,6 +280,13 @@ def test_a_folder_without_its_test_part_says_what_it_needs(tmp_path, parts):
         image_folder(tmp_path / "pets" / part)
     with pytest.raises(DataError, match=rf"holds {parts[0]}/, and needs train/ and test/"):
         open_folder(tmp_path, test_images=1)
+
+
+def test_a_folder_of_one_class_is_refused(tmp_path):
+    image_folder(tmp_path / "pets")
+    shutil.rmtree(tmp_path / "pets/dog")
+    with pytest.raises(DataError, match="holds the class cat alone; give two or more"):
+        open_folder(tmp_path, test_images=2)
 
 
 def _text(root):
@@ -337,7 +344,7 @@ def test_missing_root_and_missing_files_name_the_mend(tmp_path):
         open_cifar(tmp_path)
     with pytest.raises(DataError, match="--data-root"):
         config = DataConfig(name="folder", folder="x", native_size=8)
-        load_source(config, data_root=tmp_path, input_size=8, **COLOUR)
+        load_source(config, InputSpec(8, **COLOUR), data_root=tmp_path)
 
 
 def test_auto_tries_every_source_and_then_says_so_once(tmp_path, monkeypatch, caplog):
@@ -433,7 +440,7 @@ def test_local_cifar(name, provenance, third):
     config = DataConfig(
         name=name, native_size=16, train_images=300, validation_images=100, test_images=100
     )
-    source = load_source(config, data_root=LOCAL, input_size=16, **COLOUR)
+    source = load_source(config, InputSpec(16, **COLOUR), data_root=LOCAL)
     assert source.class_names[2] == third and provenance in source.provenance
     counts = np.bincount(source.labels[source.train_pool], minlength=source.num_classes)
     assert counts.min() == counts.max() == 300 // source.num_classes

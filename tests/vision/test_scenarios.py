@@ -7,7 +7,7 @@ from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.vision.config import DataConfig, ModelConfig, ScenarioConfig
-from stable_forgetting.vision.data.source import load_source
+from stable_forgetting.vision.data.source import InputSpec, load_source
 from stable_forgetting.vision.scenarios import (
     forgotten_classes,
     make_split,
@@ -19,7 +19,7 @@ KINDS = ("random", "class", "confusing", "memorised")
 
 @pytest.fixture(scope="module")
 def source():
-    return load_source(DataConfig(), input_size=16, mean=(0.3,), std=(0.35,))
+    return load_source(DataConfig(), InputSpec(16, (0.3,), (0.35,)))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -24,6 +24,7 @@ from stable_forgetting.vision.apply.images import (
     list_folder,
     load_images,
     map_labels,
+    placed,
 )
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
 from stable_forgetting.vision.models.family import ImageClassifiers
@@ -106,16 +107,15 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
         original = self.given.load()
         self.labels = self._labels()
         self.original = original.to(device).eval()
+        self.samples = placed(self.images)
         if _of_tensors(self.images):
-            from stable_forgetting.vision.apply.memory import tensor_source
+            from stable_forgetting.vision.apply.memory import LabelledTensors
 
             self.prepared_for = None
-            self._source, self.samples = tensor_source(self.images, device)
+            self._source = LabelledTensors(self.images, device)
             return
         self.prepared_for = Preprocessing.of(original)
-        self._source, self.samples = load_images(
-            self.images, self.labels, self.prepared_for, device
-        )
+        self._source = load_images(self.images, self.labels, self.prepared_for, device)
 
     @property
     def source(self) -> Source:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.common.base.errors import CheckpointError, ConfigError
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, one_line
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.base.hub import fetch, is_repository, parsed
 from stable_forgetting.common.store.adapters import (
@@ -27,6 +27,7 @@ from stable_forgetting.common.store.weights import (
     refuse_pickles,
     refuse_wrapped,
     save_weights,
+    stored,
 )
 from stable_forgetting.vision.apply.sizes import (
     POSITIONS,
@@ -113,18 +114,31 @@ class Checkpoint:
 
     @cached_property
     def _stored(self) -> dict[str, tuple[list[int], str]]:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self.weights, framework="pt") as file:
-                slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-                return {key: (s.get_shape(), s.get_dtype()) for key, s in slices.items()}
-        except (SafetensorError, OSError):
-            return {}  # loading says what is wrong with it
+        return stored(self.weights)
 
     def load(self) -> nn.Module:
-        """See :func:`build`."""
-        return build(self)
+        """The model with its weights, on the CPU, in float32.
+
+        Raises:
+            CheckpointError: timm cannot build it, or the weights do not fit or are not finite.
+        """
+        from timm.models import create_model
+
+        from stable_forgetting.vision.models.checkpoint import load_checkpoint
+
+        name = self.architecture
+        check_architecture(name, str(self.weights))
+        arguments = {**(self.config.get("model_args") or {}), "num_classes": self.num_classes}
+        cfg = {**cfg_of(name), **(self.config.get("pretrained_cfg") or {})}
+        try:
+            model = create_model(name, pretrained=False, pretrained_cfg=cfg or None, **arguments)
+        except Exception as error:  # whatever a model's constructor makes of foreign arguments
+            raise CheckpointError(
+                f"{self.weights}: timm cannot build {name} from its config ({one_line(error)})"
+            ) from None
+        _check_shapes(model, self)
+        load_checkpoint(model, self.weights)
+        return model if self.adapter is None else with_adapter(model, self.adapter)
 
     def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
         """New weights in the given types and with the given metadata, and ``config.json``.
@@ -266,38 +280,6 @@ def _label_names(names: Any, num_classes: int, origin: str) -> tuple[str, ...] |
             f"{origin}: label_names holds {len(set(names))} names for {num_classes} classes"
         )
     return tuple(names)
-
-
-def build(checkpoint: Checkpoint) -> nn.Module:
-    """The model of a checkpoint with its weights, on the CPU, in float32.
-
-    Raises:
-        CheckpointError: timm cannot build it, or the weights do not fit or are not finite.
-    """
-    from timm.models import create_model
-
-    from stable_forgetting.vision.models.checkpoint import load_checkpoint
-
-    name = checkpoint.architecture
-    check_architecture(name, str(checkpoint.weights))
-    arguments = {**(checkpoint.config.get("model_args") or {})}
-    arguments["num_classes"] = checkpoint.num_classes
-    try:
-        model = create_model(
-            name,
-            pretrained=False,
-            pretrained_cfg={**cfg_of(name), **(checkpoint.config.get("pretrained_cfg") or {})}
-            or None,
-            **arguments,
-        )
-    except Exception as error:  # whatever a model's constructor makes of foreign arguments
-        text = " ".join(str(error).split())[:160]
-        raise CheckpointError(
-            f"{checkpoint.weights}: timm cannot build {name} from its config ({text})"
-        ) from None
-    _check_shapes(model, checkpoint)
-    load_checkpoint(model, checkpoint.weights)
-    return model if checkpoint.adapter is None else with_adapter(model, checkpoint.adapter)
 
 
 def _check_shapes(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -179,13 +179,22 @@ def _check_labels(folder: Images, ids: Mapping[str, int], origin: str) -> None:
             )
 
 
+def placed(samples: Sequence[Images]) -> dict[str, np.ndarray]:
+    """Role -> (N,) int64 indices of its images, one folder or data set after the other."""
+    import numpy as np
+
+    parts: dict[str, np.ndarray] = {}
+    start = 0
+    for part in samples:
+        parts[part.role] = start + np.arange(len(part.members), dtype=np.int64)
+        start += len(part.members)
+    return parts
+
+
 def load_images(
     folders: Sequence[Images], labels: Labels, prepared_for: Preprocessing, device: Any
-) -> tuple[ImageSource, dict[str, np.ndarray]]:
+) -> ImageSource:
     """Decodes every image once, to the model's input size.
-
-    Returns:
-        The source, and role -> its indices.
 
     Raises:
         DataError: An image cannot be decoded; the file is named.
@@ -193,13 +202,11 @@ def load_images(
     import numpy as np
     import torch
 
-    from stable_forgetting.vision.data.source import ImageSource, PreparedImages
+    from stable_forgetting.vision.data.source import ImageSource, InputSpec, PreparedImages
 
-    parts: dict[str, np.ndarray] = {}
     pixels: list[torch.Tensor] = []
     targets: list[int] = []
     for folder in folders:
-        parts[folder.role] = len(pixels) + np.arange(len(folder.members), dtype=np.int64)
         for image, label in folder.decoded(prepared_for, labels.ids):
             pixels.append(image)
             targets.append(label)
@@ -208,6 +215,7 @@ def load_images(
         [[folder.role, folder.digest] for folder in folders]
         + [dict(labels.ids), dataclasses.asdict(prepared_for)]
     )
+    parts = placed(folders)
     train = np.concatenate([parts[role] for role in ("forget", "retain") if role in parts])
     empty = np.empty(0, dtype=np.int64)
     images = PreparedImages(
@@ -222,12 +230,5 @@ def load_images(
     config = DataConfig(
         name="folder", folder="images", native_size=prepared_for.size, augment=False
     )
-    source = ImageSource(
-        images,
-        config,
-        input_size=prepared_for.size,
-        mean=prepared_for.mean,
-        std=prepared_for.std,
-        device=device,
-    )
-    return source, parts
+    spec = InputSpec(prepared_for.size, prepared_for.mean, prepared_for.std)
+    return ImageSource(images, config, spec, device=device)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset
 
-from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.errors import DataError, one_line
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.data.batch import DatasetSource
 from stable_forgetting.common.protocol.given import first_of
@@ -196,7 +196,10 @@ def _bytes(image: Any, where: str) -> bytes:
 
 
 class LabelledTensors(DatasetSource):
-    """Tensors of several data sets one after the other, whose labels are known."""
+    """Tensors of several data sets one after the other, fetched whenever they are needed.
+
+    Their labels are known.
+    """
 
     def __init__(self, samples: Sequence[Images], device: torch.device):
         super().__init__(ConcatDataset([part.pairs for part in samples]), device)
@@ -212,25 +215,6 @@ class LabelledTensors(DatasetSource):
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
         """(N,) int64 class of each image."""
         return self.labels[indices]
-
-
-def tensor_source(
-    samples: Sequence[Images], device: torch.device
-) -> tuple[LabelledTensors, dict[str, np.ndarray]]:
-    """A source of float tensors, fetched from the data sets whenever they are needed.
-
-    Args:
-        samples: One after the other.
-        device: Where batches go.
-
-    Returns:
-        The source, and role -> its indices.
-    """
-    source, parts, start = LabelledTensors(samples, device), {}, 0
-    for part in samples:
-        parts[part.role] = start + np.arange(len(part.members), dtype=np.int64)
-        start += len(part.members)
-    return source, parts
 
 
 def width_of(
@@ -252,10 +236,9 @@ def width_of(
         with torch.no_grad():
             logits = in_float32(model)(image[None].to(place))
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-        text = " ".join(str(error).split())[:160]
         size = " x ".join(map(str, image.shape))
         raise DataError(
-            f"{where}: the model does not take its images, {size} ({text}); {mend}"
+            f"{where}: the model does not take its images, {size} ({one_line(error)}); {mend}"
         ) from None
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
         raise DataError("the model gives no logits (N, classes); wrap it in a module that does")

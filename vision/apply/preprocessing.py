@@ -42,18 +42,22 @@ class Preprocessing:
         """What timm's data config says of a built model.
 
         Raises:
-            CheckpointError: The model takes something other than square RGB or grey images.
+            CheckpointError: The model takes something other than square RGB or grey images, or its
+                config does not say how to make them.
         """
         from timm.data import resolve_model_data_config
 
         expected = resolve_model_data_config(model)
-        height, width = expected["input_size"][-2:]
-        height, width = getattr(getattr(model, "patch_embed", None), "img_size", None) or (
-            height,
-            width,
-        )
+        try:
+            own = getattr(getattr(model, "patch_embed", None), "img_size", None)
+            height, width = map(int, own or expected["input_size"][-2:])
+        except (TypeError, ValueError):
+            raise CheckpointError(
+                f"pretrained_cfg: input_size {expected['input_size']} must be channels, height and "
+                "width; correct the config"
+            ) from None
         channels = _input_channels(model)
-        if height != width or channels not in (1, 3):
+        if height != width or height < 1 or channels not in (1, 3):
             raise CheckpointError(
                 f"the model takes {channels} x {height} x {width}; only square RGB or grey images "
                 "can be applied"
@@ -73,7 +77,15 @@ class Preprocessing:
         if len(mean) != channels:
             mean, std = ((sum(values) / len(values),) * channels for values in (mean, std))
         crop = (expected["interpolation"], share, expected["crop_mode"])
-        return cls(int(height), channels, mean, std, *crop)
+        made = cls(height, channels, mean, std, *crop)
+        try:
+            _ = made._transform
+        except KeyError:
+            raise CheckpointError(
+                f"pretrained_cfg: timm knows no interpolation {made.interpolation}; correct the "
+                "config"
+            ) from None
+        return made
 
     def decode(self, file: Path) -> torch.Tensor:
         """One image file as (channels, size, size) uint8.

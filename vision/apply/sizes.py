@@ -41,10 +41,15 @@ def with_image_size(config: Mapping[str, Any], size: int) -> dict[str, Any]:
     Raises:
         ConfigError: The architecture takes no images of this size.
     """
+    import torch
+
     name = config["architecture"]
     arguments = {**(config.get("model_args") or {}), "img_size": size}
     try:
-        _try_size(_blank(name, arguments), size, arguments.get("in_chans"))
+        model = _blank(name, arguments).eval()
+        own: Any = getattr(model, "pretrained_cfg", {})
+        channels = arguments.get("in_chans") or own.get("input_size", (3,))[0]
+        model(torch.zeros(1, channels, size, size, device="meta"))  # raises what a real one would
         return {**config, "model_args": arguments}
     except TypeError:
         cfg = {**cfg_of(name), **(config.get("pretrained_cfg") or {})}
@@ -71,14 +76,6 @@ def with_preparation(config: Mapping[str, Any]) -> dict[str, Any]:
     height = width = arguments.get("img_size", height)
     said["input_size"] = [arguments.get("in_chans", channels), height, width]
     return {**config, "pretrained_cfg": {**said, "num_classes": config["num_classes"]}}
-
-
-def _try_size(model: nn.Module, size: int, channels: int | None) -> None:
-    """A forward without memory, which raises what a real one would."""
-    import torch
-
-    channels = channels or getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0]
-    model.eval()(torch.zeros(1, channels, size, size, device="meta"))
 
 
 def _blank(name: str, arguments: Mapping[str, Any]) -> nn.Module:

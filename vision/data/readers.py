@@ -306,6 +306,8 @@ def _read_folder(config: DataConfig, data_root: Path | None) -> RawData:
     names = [tuple(classes) for classes in listed.values()]
     if names[0] != names[-1]:
         raise DataError(f"{root}: train/ and test/ must hold the same class folders")
+    if len(names[0]) < 2:
+        raise DataError(f"{root}: holds the class {names[0][0]} alone; give two or more")
     pools = [_folder_pool(classes, root, config) for classes in listed.values()]
     train, test = pools if parts else _hold_out(pools[0], config)
     return RawData(train, test, names[0], f"folder {config.folder}")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,14 @@ from stable_forgetting.vision.config import DataConfig
 from stable_forgetting.vision.data.augment import crop_flip
 from stable_forgetting.vision.data.folders import listing_digest
 from stable_forgetting.vision.data.readers import Pool, RawData, read
+
+
+class InputSpec(NamedTuple):
+    """What a model takes: side in px, and mean and std per channel for pixels in [0, 1]."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -59,9 +68,7 @@ class ImageSource:
     Args:
         prepared: The decoded images.
         config: Augmentation settings and the name of the data set.
-        input_size: Input side of the network in px.
-        mean: Per channel, for pixels in [0, 1].
-        std: Per channel, for pixels in [0, 1].
+        spec: What the network takes.
         device: Where images live and batches are made.
 
     Attributes:
@@ -77,16 +84,14 @@ class ImageSource:
         self,
         prepared: PreparedImages,
         config: DataConfig,
+        spec: InputSpec,
         *,
-        input_size: int,
-        mean: Sequence[float],
-        std: Sequence[float],
         device: torch.device | str = "cpu",
     ):
         self.name = config.name
         self.config = config
         self.device = torch.device(device)
-        self.input_size = input_size
+        self.input_size = spec.size
         self.labels = prepared.labels
         self.class_names = prepared.class_names
         self.provenance = prepared.provenance
@@ -97,7 +102,7 @@ class ImageSource:
         self._images = prepared.images.to(self.device)
         self._targets = torch.from_numpy(prepared.labels).to(self.device)
         self._noise = None if prepared.noise is None else prepared.noise.to(self.device)
-        self._mean, self._std = (self._per_channel(values) for values in (mean, std))
+        self._mean, self._std = (self._per_channel(values) for values in (spec.mean, spec.std))
 
     def _per_channel(self, values: Sequence[float]) -> Tensor:
         assert len(values) in (1, self.in_chans), f"{len(values)} values, {self.in_chans} channels"
@@ -187,11 +192,9 @@ class ImageSource:
 
 def load_source(
     config: DataConfig,
+    spec: InputSpec,
     *,
     data_root: Path | None = None,
-    input_size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
     device: torch.device | str = "cpu",
 ) -> ImageSource:
     """Opens, decodes and prepares a data set; the same call in one process decodes once.
@@ -200,10 +203,8 @@ def load_source(
 
     Args:
         config: Which images and how prepared.
+        spec: What the network takes.
         data_root: Folder of local data sets; CIFAR is downloaded when it is not there.
-        input_size: Input side of the network in px.
-        mean: Per channel, for pixels in [0, 1].
-        std: Per channel, for pixels in [0, 1].
         device: Where images live.
 
     Raises:
@@ -211,21 +212,14 @@ def load_source(
     """
     root = None if data_root is None else Path(data_root).resolve()
     listing = listing_digest(root / config.folder) if root and config.folder else ""
-    return _source(config, root, listing, input_size, tuple(mean), tuple(std), str(device))
+    return _source(config, spec, root, listing, str(device))
 
 
 @lru_cache(maxsize=4)
 def _source(
-    config: DataConfig,
-    data_root: Path | None,
-    listing: str,
-    input_size: int,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    device: str,
+    config: DataConfig, spec: InputSpec, data_root: Path | None, listing: str, device: str
 ) -> ImageSource:
-    prepared = _prepare(config, data_root, listing)
-    return ImageSource(prepared, config, input_size=input_size, mean=mean, std=std, device=device)
+    return ImageSource(_prepare(config, data_root, listing), config, spec, device=device)
 
 
 @lru_cache(maxsize=2)

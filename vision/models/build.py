@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from timm.data import resolve_model_data_config
@@ -23,6 +23,7 @@ from stable_forgetting.common.base.hub import fetch, is_repository, prepare_clie
 from stable_forgetting.common.store.adapters import base_of, is_adapter, with_adapter
 from stable_forgetting.common.store.weights import WEIGHTS
 from stable_forgetting.vision.config import PACKAGE, ModelConfig
+from stable_forgetting.vision.data.source import InputSpec
 from stable_forgetting.vision.models.checkpoint import load_checkpoint, load_tensors
 from stable_forgetting.vision.models.family import family_of
 from stable_forgetting.vision.models.packages import package_state
@@ -30,14 +31,6 @@ from stable_forgetting.vision.models.packages import package_state
 # digits as sparse strokes on black; CIFAR-10's channel statistics for every colour image
 _GREY = ((0.3,), (0.35,))
 _COLOUR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-
-
-class InputSpec(NamedTuple):
-    """What a model takes: side in px, and mean and std per channel for pixels in [0, 1]."""
-
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 class ConvStem(nn.Module):
