@@ -242,18 +242,19 @@ def _score_sequences(
     return np.asarray(np.stack(sums, axis=1) / counts[:, None])
 
 
-def score_rows(logits: Tensor, labels: Tensor, *, entropies: bool = True) -> np.ndarray:
-    """(M, len(COLUMNS)) float32: the scalar scores of single predictions, logits (M, C).
+def scores_without_entropies(logits: Tensor, labels: Tensor) -> np.ndarray:
+    """(M, len(COLUMNS)) float32: the scalar scores of single predictions.
+
+    :data:`ENTROPIES`, which cost most of the time, are NaN.
 
     Args:
-        logits: (M, C); float32 ones are overwritten where ``entropies`` are left out.
+        logits: (M, C); float32 ones are overwritten.
         labels: (M,) int64.
-        entropies: Whether :data:`ENTROPIES` are wanted, which cost most of the time; NaN if not.
 
     Raises:
         Diverged: A logit is NaN or infinite.
     """
-    return _checked(_statistics(logits, labels)[0] if entropies else _margins(logits, labels))
+    return _checked(_margins(logits, labels))
 
 
 def _checked(table: Tensor) -> np.ndarray:

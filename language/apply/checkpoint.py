@@ -227,8 +227,8 @@ def _weights(folder: Path) -> tuple[Path, ...]:
             refuse_pickles(other)
         raise CheckpointError(f"{folder}: holds no {WEIGHTS} and no {INDEX}")
     shards = _json(folder / INDEX).get("weight_map")
-    named = isinstance(shards, dict) and len(shards) > 0
-    if not named or not all(isinstance(s, str) for s in shards.values()):
+    named = isinstance(shards, dict) and all(isinstance(s, str) for s in shards.values())
+    if not shards or not named:
         raise CheckpointError(f"{folder / INDEX}: has no weight_map; fetch it again")
     names = sorted(set(shards.values()))
     for name in names:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stable_forgetting.common.base.errors import Diverged
-from stable_forgetting.common.measure.scores import COLUMNS, score_rows
+from stable_forgetting.common.measure.scores import COLUMNS, scores_without_entropies
 from stable_forgetting.language.data.corpus import Encoded
 from stable_forgetting.language.measure.guesses import FORWARD
 from stable_forgetting.language.measure.requests import AnswerScores
@@ -237,7 +236,7 @@ class _Scorer:
         where, targets = (self._tensor(array).to(states.device) for array in (chosen, labels))
         width = getattr(head, "out_features", states.shape[-1])
         rows = max(1, CHUNK_ELEMENTS // width)
-        score = partial(score_rows, entropies=False) if detail else _loss_and_hits
+        score = scores_without_entropies if detail else _loss_and_hits
         chunks = []
         for index, target in zip(where.split(rows), targets.split(rows), strict=True):
             logits = head(states[index])

@@ -17,12 +17,13 @@ from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.measure.scores import (
     COLUMNS,
     Scores,
+    _statistics,
     collect,
     collect_correct,
     load_scores,
     percent,
     save_scores,
-    score_rows,
+    scores_without_entropies,
 )
 
 
@@ -130,7 +131,7 @@ def test_non_finite_logits_are_a_status(bad):
     logits = torch.ones(3, 5)
     logits[1, 2] = bad
     with pytest.raises(Diverged, match="1 of 3 logit rows"):
-        score_rows(logits, torch.zeros(3, dtype=torch.int64), entropies=False)
+        scores_without_entropies(logits, torch.zeros(3, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("shape", [(40, 7), (11, 5, 7)])
@@ -239,8 +240,8 @@ def test_scores_without_entropies_are_the_same_bits(scale):
     logits = scale * torch.randn(40, 30, generator=torch.Generator().manual_seed(1)).abs()
     labels = torch.arange(40) % 30
     labels[:20] = logits[:20].argmax(1)
-    whole = score_rows(logits, labels)
-    fewer = score_rows(logits.clone(), labels, entropies=False)
+    whole = _statistics(logits, labels)[0].numpy()[:, :-1]
+    fewer = scores_without_entropies(logits.clone(), labels)
     entropies = [COLUMNS.index(name) for name in ("entropy", "modified_entropy")]
     assert np.isnan(fewer[:, entropies]).all()
     np.testing.assert_array_equal(*(np.delete(each, entropies, axis=1) for each in (whole, fewer)))
