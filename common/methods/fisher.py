@@ -14,6 +14,7 @@ from stable_forgetting.common.base.numbers import Count, Positive
 from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.objectives.positions import wide
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -132,7 +133,7 @@ class FisherForgetting(UnlearningMethod):
                     total += part.square().sum(0)
                 continue
             with torch.no_grad():
-                shares = task.forward(task.model, batch).softmax(-1)
+                shares = wide(task.forward(task.model, batch)).softmax(-1)
             for label in range(task.family.num_classes):
                 weights = iter(shares[:, label].split(gradients.chunk))
                 for part in gradients.losses(batch, torch.full_like(batch.labels, label)):

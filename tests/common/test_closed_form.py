@@ -56,6 +56,23 @@ def everything(task, *parts):
 # -- the gradients themselves ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["fisher", "influence", "fast_ntk"])
+def test_sums_of_low_precision_gradients_are_float32(tiny, task_of, name):
+    """A sum of 600 in bfloat16 stops at 256."""
+
+    def forward(model, batch):
+        return model(batch.inputs["x"].bfloat16())
+
+    task = task_of(name, tiny.net(1).bfloat16(), family=tiny.family(forward=forward))
+    gradients = SampleGradients(task.model, forward)
+    one = gradients.mean(task.source, np.zeros(1, int), 1)
+    many = gradients.mean(task.source, np.zeros(600, int), 1)
+    assert many.dtype == torch.float32
+    torch.testing.assert_close(many, one, rtol=1e-4, atol=0)
+    METHODS[name](METHODS[name].Config()).unlearn(task)
+    assert {p.dtype for p in task.model.parameters()} == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 def test_single_gradients_are_those_of_one_backward_each(tiny, task_of, chunk):
     task = task_of("influence")

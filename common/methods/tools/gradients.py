@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stable_forgetting.common.base.errors import ConfigError, Diverged
 from stable_forgetting.common.data.batch import Batch, Source, ordered_batches
-from stable_forgetting.common.objectives.positions import sample_cross_entropy
+from stable_forgetting.common.objectives.positions import sample_cross_entropy, wide
 from stable_forgetting.common.train.protocols import ModelForward
 
 
@@ -39,6 +39,8 @@ class _OfOneSample(nn.Module):
 
 class SampleGradients:
     """Gradients with respect to the parameters that match ``patterns``, as flat vectors.
+
+    Vectors are float32 or wider: in bfloat16 a sum stops growing after some hundred samples.
 
     Args:
         model: Put into eval mode; its parameters are read at the time of each call.
@@ -138,5 +140,5 @@ class SampleGradients:
 def _flatten(tensors: Mapping[str, Tensor], leading: int) -> Tensor:
     """Tensors with ``leading`` common axes -> (..., P)."""
     return torch.cat(
-        [tensor.reshape(*tensor.shape[:leading], -1) for tensor in tensors.values()], -1
+        [wide(tensor).reshape(*tensor.shape[:leading], -1) for tensor in tensors.values()], -1
     )
