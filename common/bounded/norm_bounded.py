@@ -59,10 +59,11 @@ class NormBounded(nn.Module):
         self.B = nn.Parameter(torch.zeros(k, rank, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """W0 + dW, in W0's shape and dtype."""
-        Q = cayley(torch.cat([self.A, self.B]))
+        """W0 + dW, in W0's shape and dtype; dW is taken in the factors' precision."""
         d = len(self.A)
-        update = 2 * self.bound * (Q[d:] @ Q[:d].mT)
+        with torch.autocast(weight.device.type, enabled=False):
+            Q = cayley(torch.cat([self.A, self.B]))
+            update = 2 * self.bound * (Q[d:] @ Q[:d].mT)
         return weight + update.view_as(weight).to(weight.dtype)
 
 

@@ -48,6 +48,16 @@ def test_no_singular_value_is_above_the_bound(scale):
     assert torch.linalg.svdvals(update)[RANK] < 1e-9 * layer.bound
 
 
+def test_autocast_changes_no_update():
+    """In bfloat16 the columns would not be orthonormal, and what is merged another update."""
+    weight, layer = made(dtype=torch.float32)
+    with torch.no_grad():
+        layer.B.copy_(normal(K, RANK, seed=3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        within = layer(weight)
+    assert torch.equal(within, layer(weight))
+
+
 def test_every_update_below_the_bound_can_be_reached():
     weight, layer = made()
     U, _, V = torch.linalg.svd(normal(K, D, seed=4), full_matrices=False)
