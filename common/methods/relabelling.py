@@ -29,7 +29,7 @@ class RandomLabel(AdaptedMethod):
     Source: Golatkar et al. 2020; the SalUn repository (Classification/unlearn/RL.py).
     """
 
-    info = MethodInfo(1, "Golatkar et al. 2020 (arXiv 1911.04933)", BOTH)
+    info = MethodInfo(2, "Golatkar et al. 2020 (arXiv 1911.04933)", BOTH)
 
     class Config(AdaptedConfig):
         """Settings of RL.
@@ -75,7 +75,8 @@ class RandomLabel(AdaptedMethod):
 
         if config.mode == "mixed":
             return relabel("forget", "retain")
-        return data.ChainedLoader([relabel("forget"), task.loader("retain", batch_size=micro)])
+        turns = [relabel("forget"), task.loader("retain", batch_size=micro)]
+        return data.ChainedLoader(turns, repeat=config.accumulation)
 
 
 class Amnesiac(RandomLabel):

@@ -42,7 +42,7 @@ class SalUn(RandomLabel):
     CNN on CIFAR-10 are the preset ``repository_cnn``.  Sweep ``density`` in {0.1, ..., 1} and lr.
     """
 
-    info = MethodInfo(1, "Fan et al. 2024 (arXiv 2310.12508)", BOTH)
+    info = MethodInfo(2, "Fan et al. 2024 (arXiv 2310.12508)", BOTH)
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "repository_cnn": {

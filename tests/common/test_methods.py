@@ -417,6 +417,18 @@ def test_random_labels_read_what_they_should(tiny, unlearn, mode):
     assert (first <= set(split.parts["forget"].tolist())) == (mode == "sequential")
 
 
+@pytest.mark.parametrize("name", ["random_label", "salun"])
+def test_no_step_of_random_labels_reads_both_parts_in_turn(tiny, unlearn, name):
+    source = tiny.Source()
+    split = tiny.split(source)
+    passes = {"steps": None, "epochs": 1, "schedule": "constant", "batch_size": 8}
+    unlearn(name, {"mode": "sequential", "accumulation": 8, **passes}, source=source)
+    forget, log = set(split.parts["forget"].tolist()), source.log
+    read = [set(indices.tolist()) <= forget for indices in log if len(indices) == 1]
+    assert len(read) % 8 == 0 and len(set(read)) == 2
+    assert all(len(set(read[start : start + 8])) == 1 for start in range(0, len(read), 8))
+
+
 def test_the_reference_is_a_frozen_copy_of_the_model_as_it_was(tiny, source):
     task = tiny.task(source, tiny.split(source), access=frozenset({"forget", "retain"}))
     batch = task.loader("retain", batch_size=8, augment=False).next()
