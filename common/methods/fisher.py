@@ -14,7 +14,6 @@ from stable_forgetting.common.base.numbers import Count, Positive
 from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.objectives.positions import wide
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -119,6 +118,8 @@ class FisherForgetting(UnlearningMethod):
     def _diagonal(self, task: UnlearnTask, gradients: tools.SampleGradients) -> Tensor:
         """(P,) diagonal of the Fisher information on ``samples`` retain samples."""
         import torch
+
+        from stable_forgetting.common.objectives.positions import wide
 
         config: Any = self.config
         retain = task.indices("retain")

@@ -175,9 +175,14 @@ def _arc(row: Row) -> Question | None:
 
 
 def _mathqa(row: Row) -> Question:
+    """An option without text, as one row of the data has, is left out: it has no likelihood."""
     options = re.split(r"(?:^|, )[a-e] \) ", row["options"])[1:]
-    texts = tuple(option.rstrip(" ,") for option in options)
-    return Question(row["Problem"], texts, "abcde".index(row["correct"]), gap="")
+    texts = [option.rstrip(" ,") for option in options]
+    answer = "abcde".index(row["correct"])
+    if not texts[answer]:
+        raise ValueError("the answer is empty")
+    left_out = texts[:answer].count("")
+    return Question(row["Problem"], tuple(filter(None, texts)), answer - left_out, gap="")
 
 
 def _pubmedqa(row: Row) -> Question:

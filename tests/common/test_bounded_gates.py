@@ -433,6 +433,8 @@ def test_triton_is_asked_where_it_could_run(monkeypatch):
     calls = []
 
     class Kernels:
+        DTYPES = (torch.float32,)
+
         @staticmethod
         def available(tensor):
             return True

@@ -261,10 +261,16 @@ def test_what_a_row_asks():
     assert SOURCES["lambada_openai"][1]({"text": "a b c"}) == Question("a b", ("c",), 0)
 
 
+def test_an_option_without_text_is_left_out():
+    row = {"Problem": "1 + 1 ?", "options": "a ) 1 , b )  , c ) 2 , d ) ", "correct": "c"}
+    question = SOURCES["mathqa"][1](row)
+    assert question.options == ("1", "2") and question.answer == 1
+
+
 @pytest.mark.parametrize(
     "row",
     [
-        {"Problem": "1 + 1 ?", "options": "a ) 1 , b )  , c ) 3", "correct": "a"},
+        {"Problem": "1 + 1 ?", "options": "a ) 1 , b )  , c ) 3", "correct": "b"},
         {"Problem": "1 + 1 ?", "options": "1, 2, 3", "correct": "a"},
         {"Problem": "1 + 1 ?", "options": "a ) 1 , b ) 2", "correct": "c"},
         {"Problem": None, "options": "a ) 1 , b ) 2", "correct": "a"},
