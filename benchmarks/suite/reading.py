@@ -6,7 +6,7 @@ beyond the rest of the file, ``parts`` what several of them share.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,21 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str
     except ConfigError as error:
         raise ConfigError(f"{path}: plugins: {str(error).removeprefix('--plugin ')}") from None
     return path, data
+
+
+def named_after(path: Path, after: str) -> str:
+    """What ``after`` in the file at ``path`` names: a suite, or a file by its absolute path."""
+    return str((path.parent / after).resolve()) if is_file(after) else after
+
+
+def requests_until(name: str) -> Iterator[str]:
+    """The suite of a name, and those of the requests before it, each once."""
+    seen: set[str] = set()
+    while name not in seen:
+        seen.add(name)
+        yield name
+        after = read_suite(name)[1].get("after")
+        name = after if isinstance(after, str) else name
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -157,9 +172,8 @@ class _File:
         if "plugins" in mapping:
             files = _texts(mapping, "plugins", self.path)
             result["plugins"] = [str((self.path.parent / file).resolve()) for file in files]
-        after = mapping.get("after")
-        if isinstance(after, str) and is_file(after):
-            result["after"] = str((self.path.parent / after).resolve())
+        if isinstance(after := mapping.get("after"), str):
+            result["after"] = named_after(self.path, after)
         return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +19,8 @@ from stable_forgetting.benchmarks.suite.defaults import (
 )
 from stable_forgetting.benchmarks.suite.goals import SuiteProbe, make_probes, with_columns
 from stable_forgetting.benchmarks.suite.grid import Acceptance, GridRow, acceptance, grid_row
-from stable_forgetting.benchmarks.suite.reading import read_suite
-from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite, is_file
+from stable_forgetting.benchmarks.suite.reading import named_after, read_suite, requests_until
+from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite
 from stable_forgetting.benchmarks.suite.tune import Draw, Search, search_of
 from stable_forgetting.common.audits.base import Audit
 from stable_forgetting.common.base.config import Strict, did_you_mean, digest, merge, validate
@@ -215,11 +215,10 @@ def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite 
     """The suite of the request before; a row that it lacks is run there as it is written here."""
     if spec.after is None:
         return None
-    name = str((path.parent / spec.after).resolve()) if is_file(spec.after) else spec.after
-    if {spec.suite, str(path.resolve())} & {*_requests(name)}:
+    name = named_after(path, spec.after)
+    if {spec.suite, str(path.resolve())} & {*requests_until(name)}:
         raise ConfigError(
-            f"{path}: after names the suite itself, or one that comes after it; name the request "
-            "before it"
+            f"{path}: after names the suite itself, or a later one; name the request before it"
         )
     others = [text for text in overrides if not text.startswith("after=")]
     before = load_suite(name, others, seeds=spec.seeds, further=spec.methods)
@@ -232,18 +231,6 @@ def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite 
     if before.spec.benchmark != spec.benchmark:
         raise ConfigError(f"{path}: after: '{name}' is of another benchmark")
     return before
-
-
-def _requests(name: str) -> Iterator[str]:
-    """The suite of a name, and those of the requests before it, each once."""
-    seen: set[str] = set()
-    while name not in seen:
-        seen.add(name)
-        yield name
-        path, data = read_suite(name)
-        after = data.get("after")
-        if isinstance(after, str):
-            name = str((path.parent / after).resolve()) if is_file(after) else after
 
 
 def _check_selection(spec: Suite, protocol: Any, origin: str) -> None:

@@ -116,7 +116,7 @@ def test_requests_in_a_circle_are_refused(tiny_suite, tmp_path, cli, one_line_er
         assert path.name == f"{name}.yaml"
     for name in "abc":
         line = one_line_error(cli("plan", tmp_path / f"{name}.yaml"))
-        assert "or one that comes after it; name the request before it" in line
+        assert "or a later one; name the request before it" in line
 
 
 def test_a_row_that_the_earlier_request_lacks_is_run_there_too(sequence, tiny_suite):
