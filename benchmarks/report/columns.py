@@ -22,9 +22,10 @@ BOARD_DOCS: Mapping[str, str] = {
     "trained %": "is the share of the model's parameters that were trained",
     "chosen by tuning": "holds the settings of the best trial; all others are the suite's",
     "‖dW‖/‖W0‖": "is the norm of the update over that of the weights",
-    "max |arg|": "is the largest |omega A B^T| (the argument of phi)",
+    "max |arg|": "is the largest |omega A B^T| (the argument of phi) at the end of training, mean "
+    "over seeds",
     "bound active": "is the share of entries above 0.5, where sine, tanh and identity begin to "
-    "differ; of a clip, above its threshold",
+    "differ (of a clip, above its threshold), at the end of training, mean over seeds",
     "logit spread": "is the standard deviation of the last forward's logits",
     "chosen": "holds the settings of the trial that was chosen",
     "tuning gap": "is its distance on the tuning seeds",

@@ -366,7 +366,7 @@ def test_committed_reports_are_rendered_as_they_stand(filled):
         "method", "‖dW‖/‖W0‖", r"max \|arg\|", "bound active", "logit spread",
     ]  # fmt: skip
     assert [cells[0] for cells in main] == [cells[0] for cells in cost]
-    assert "`max |arg|` is the largest |omega A B^T| (the argument of phi); `bound" in text
+    assert "`max |arg|` is the largest |omega A B^T| (the argument of phi) at the end of" in text
     assert "Balanced accuracy of the MIA's SVC on Retrain's own data: " in text
 
 
