@@ -20,8 +20,8 @@ from stable_forgetting.benchmarks.suite.suite import FLOOR
 TITLE = "Who forgets, who hides: every table whose rows were attacked"
 READ = (
     "Cells: points by which a row shows more of the forgotten than Retrain after the worst attack, "
-    "less what a second Retrain shows so (mean over seeds). At 0 or below it hides no more than a "
-    f"second Retrain does. In brackets: more than {EQUAL:g} points of accuracy on what is to be "
+    "less what a second Retrain shows so (mean over seeds). At 0 or below it shows no more than "
+    f"a second Retrain does. In brackets: more than {EQUAL:g} points of accuracy on what is to be "
     "kept are lost. Each value is the largest of many attacks, for the second Retrain too. Tables "
     "differ in their attacks, so columns are not compared with each other."
 )
