@@ -313,6 +313,13 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
     return f"; known: {', '.join(sorted(names))}" if names else ""
 
 
+def check_known(fault: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuses the first name that is not known, with the nearest one that is."""
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{fault} '{name}'{did_you_mean(name, known)}")
+
+
 def canonical(value: Any) -> Any:
     """Plain JSON types with tuples as lists and whole floats kept floats."""
     if isinstance(value, BaseModel):
