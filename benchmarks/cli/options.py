@@ -33,8 +33,8 @@ def _prepare_streams() -> None:
 
 _prepare_streams()
 _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-console = Console(width=_WIDTH, emoji=False)
-error_console = Console(stderr=True, emoji=False)
+console = Console(width=_WIDTH, emoji=False, highlight=False)
+error_console = Console(stderr=True, emoji=False, highlight=False)
 
 Store = Annotated[Path, typer.Option(help="Folder for everything that is written.")]
 DataRoot = Annotated[
@@ -127,4 +127,4 @@ def register_all(plugins: list[str] | None) -> None:
 def print_error(text: str) -> None:
     """One line on stderr, however long."""
     line = " ".join(text.split())
-    error_console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+    error_console.print(line, style="red", markup=False, soft_wrap=True)

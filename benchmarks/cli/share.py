@@ -194,11 +194,9 @@ def submit(
     if board is None:
         raise ConfigError(f"no records of {suite} in {store}; run: unlearn run {suite}")
     count = write_bundle(board, StageStore(store), out)
-    console.print(
-        f"{out}: {count} files; check it anywhere with: unlearn verify {out}", highlight=False
-    )
+    console.print(f"{out}: {count} files; check it anywhere with: unlearn verify {out}")
     if push:
-        console.print(f"uploaded: {hub.push(out, push, 'dataset')}", highlight=False, markup=False)
+        console.print(f"uploaded: {hub.push(out, push, 'dataset')}", markup=False)
 
 
 @command(
@@ -222,4 +220,4 @@ def site(
     """
     register_all(plugin)
     pages = write_site(out, submissions, store)
-    console.print(f"{len(pages)} pages; open {out}/index.html", highlight=False)
+    console.print(f"{len(pages)} pages; open {out}/index.html")
