@@ -103,10 +103,7 @@ class Machine:
     def runtime(self, store: Path | None = None) -> Runtime:
         """The runtime of these options, checked; ``store`` replaces theirs."""
         store = store or self.store
-        if self.data_root is not None and not self.data_root.is_dir():
-            raise ConfigError(
-                f"--data-root {self.data_root}: no such folder; give the one that holds the data"
-            )
+        check_data_root(self.data_root)
         check_writable(store, "--store")
         return Runtime(
             store=store.absolute(),
@@ -115,6 +112,18 @@ class Machine:
             threads=self.threads,
             plugins=tuple(str(Path(path).absolute()) for path in self.plugin or ()),
         )
+
+
+def check_data_root(folder: Path | None) -> None:
+    """Refuses a folder that is not there."""
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--data-root {folder}: no such folder; give the one that holds the data")
+
+
+def check_format(form: str, *known: str) -> None:
+    """Refuses a format that a command does not write."""
+    if form not in known:
+        raise ConfigError(f"--format {form}: choose {', '.join(known)}")
 
 
 def register_all(plugins: list[str] | None) -> None:

@@ -16,6 +16,7 @@ from stable_forgetting.benchmarks.cli.options import (
     STORE,
     Selection,
     Store,
+    check_format,
     console,
     error_console,
 )
@@ -88,8 +89,7 @@ def report(
 
     If there are no records, the report that comes with the project is shown.
     """
-    if format_ not in ("table", *FORMATS):
-        raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
+    check_format(format_, "table", *FORMATS)
     if (suite is None) == (records is None):
         raise ConfigError("report: give a suite, or --records FILE")
     if main or columns or names or bold:

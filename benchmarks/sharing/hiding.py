@@ -9,9 +9,8 @@ from statistics import fmean, median
 from typing import Any
 
 from stable_forgetting.benchmarks.audits.after import EQUAL
-from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.report.cells import MISSING, number
-from stable_forgetting.benchmarks.report.files import reading
+from stable_forgetting.benchmarks.report.files import csv_text, reading
 from stable_forgetting.benchmarks.report.section import Column, Picture, Section, Table, table
 from stable_forgetting.benchmarks.sharing import heat
 from stable_forgetting.benchmarks.sharing.versus import BOARD, Boards
