@@ -31,12 +31,14 @@ from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.cells import MISSING
+from stable_forgetting.benchmarks.report.files import csv_text
 from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.audits.weights import change_matrices_, normal_float
 from stable_forgetting.common.base.errors import UserError
+from stable_forgetting.common.base.files import write_text
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.base.seeding import generator
 from stable_forgetting.common.data.splits import ForgetSplit
@@ -276,16 +278,12 @@ def main(store: Path, name: str, seeds: Sequence[int], method: str) -> None:
     """Measures a suite's metrics and writes both files."""
     suite = load_suite(name, seeds=seeds, only=[method])
     found = [*cards(suite, StageStore(store))]
-    FOLDER.mkdir(exist_ok=True)
-    with (FOLDER / f"{found[0].suite}.csv").open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, [*asdict(found[0])], lineterminator="\n")
-        writer.writeheader()
-        for card in found:
-            line = asdict(card)
-            writer.writerow(
-                {k: round(v, 6) if isinstance(v, float) else v for k, v in line.items()}
-            )
-    (FOLDER / "CARDS.md").write_text(page(stored_cards()), encoding="utf-8")
+    lines = [
+        {k: round(v, 6) if isinstance(v, float) else v for k, v in asdict(card).items()}
+        for card in found
+    ]
+    write_text(FOLDER / f"{found[0].suite}.csv", csv_text(lines))
+    write_text(FOLDER / "CARDS.md", page(stored_cards()))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from functools import cache
 from scipy.stats import ks_2samp
 
 from stable_forgetting.benchmarks.costs.bounded import layer_costs
-from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.paper.report import HEADS
+from stable_forgetting.benchmarks.report.files import csv_text
 from stable_forgetting.benchmarks.suite.goals import (
     TOLERANCE,
     Printed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import zip_longest
 from typing import Any
 
 from stable_forgetting.benchmarks.audits.plan import AuditPlan, composite, inapplicable
@@ -300,5 +301,4 @@ class AuditReport:
 
 def _interleaved(lists: Sequence[Sequence[Placed]]) -> list[Placed]:
     """First of each, then second of each, and so on."""
-    longest = max((len(items) for items in lists), default=0)
-    return [items[k] for k in range(longest) for items in lists if k < len(items)]
+    return [item for items in zip_longest(*lists) for item in items if item is not None]

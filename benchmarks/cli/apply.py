@@ -158,7 +158,7 @@ def apply(order: Order, plugin: Plugins = None) -> None:
         names = tuple(filter(None, map(str.strip, (order.label_names or "").split(","))))
         options = {key: getattr(order, key) for key in ("arch", "image_size")}
         for line in convert(order.convert, order.out, label_names=names, **options):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            console.print(line, markup=False, soft_wrap=True)
     else:
         register_all(plugin)
         _apply(order)
@@ -176,14 +176,14 @@ def _apply(order: Order) -> None:
     with StepBar(console, method) as progress:
         result = forget(params=options.pop("set_") or (), progress=progress, **options)
     if result.status != "ok":
-        console.print(result.message, highlight=False, markup=False)
-        console.print(result.statement["reading"], highlight=False, markup=False)
+        console.print(result.message, markup=False)
+        console.print(result.statement["reading"], markup=False)
         raise typer.Exit(1)
     show(console, result.page)
-    console.print(result.message, highlight=False, markup=False)
+    console.print(result.message, markup=False)
     if push:
-        console.print(f"uploaded: {result.push(push)}", highlight=False, markup=False)
+        console.print(f"uploaded: {result.push(push)}", markup=False)
     if result.statement["verdict"]["word"] == "hardly changed":
-        console.print(TRY, highlight=False, markup=False)
+        console.print(TRY, markup=False)
         if strict:
             raise typer.Exit(3)

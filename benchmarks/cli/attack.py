@@ -218,13 +218,12 @@ def _list(only: str | None) -> None:
         console.print(
             f"[bold]{name}[/bold]  {info.tier}  in {escape(info.unit)}, ideal: {info.ideal}"
             + ("  [dim]class forgetting only[/dim]" if info.scenario == "class" else ""),
-            highlight=False,
         )
-        console.print(escape(inspect.getdoc(cls) or ""), style="dim", highlight=False)
+        console.print(escape(inspect.getdoc(cls) or ""), style="dim")
         defaults = ", ".join(f"{k}={v}" for k, v in cls.Config().model_dump().items())
-        console.print(f"settings: {escape(defaults) or 'none'}\n", highlight=False)
+        console.print(f"settings: {escape(defaults) or 'none'}\n")
     for tier, text in TIERS.items():
-        console.print(f"{tier}: {text}", highlight=False)
+        console.print(f"{tier}: {text}")
 
 
 def choose(
@@ -342,4 +341,4 @@ def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows
     show(console, [*sections(tables), *after_sections(name, shown, depth=3)])
     path = planner.store.root / "suites" / name / "audits.json"
     write_json(path, report_json(name, tables, shown))
-    console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"written to {path}", markup=False, soft_wrap=True)

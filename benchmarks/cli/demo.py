@@ -82,9 +82,9 @@ def demo(
             else:
                 _show_brief(board, runtime, shown[number], whole=not failed_here)
     minutes = (time.monotonic() - started) / 60
-    console.print(f"\nDone in {minutes:.1f} minutes. Look on:", highlight=False)
+    console.print(f"\nDone in {minutes:.1f} minutes. Look on:")
     for line in look_lines(suites[0].name, runtime.store, store):
-        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {line}", markup=False, soft_wrap=True)
     finish(failed)
 
 

@@ -54,7 +54,7 @@ def show_lists(what: str | None, words: str | None, store: Path) -> None:
     heads = ["name", "what it is"]
     if what in (None, "suites"):
         _show_found("Suites", ["suite", "needs", "time", "what it measures"], _suites(store), words)
-        console.print(TIMES, style="dim", highlight=False)
+        console.print(TIMES, style="dim")
     if what in (None, "sweeps"):
         _show_found("Sweeps", ["suite", "what it asks"], sweeps().items(), words)
     if what in (None, "methods"):
@@ -85,27 +85,27 @@ def _show_found(
     if found or not words:
         show_words(title, heads, found)
     else:
-        console.print(f"{title}: nothing matches '{words}'", highlight=False, markup=False)
+        console.print(f"{title}: nothing matches '{words}'", markup=False)
 
 
 def _show_families(store: Path) -> None:
     """Every family of suites in a line, what runs here first; then the sweeps."""
     for title, families in families_of(suite_names()).items():
-        console.print(f"[bold]{title}[/bold]", highlight=False)
+        console.print(f"[bold]{title}[/bold]")
         for stem, members, gpu in families:
             time = "needs a GPU" if gpu else _times(members, store)
             line = f"  {stem:28} {time:>13}  {_about(stem, members)}"
-            console.print(_cut(line), highlight=False, markup=False)
+            console.print(_cut(line), markup=False)
     for head, names in (
         ("Several at once:", suite_groups()),
         ("Sweeps (unlearn show sweeps):", sweeps()),
     ):
-        console.print(_cut(f"{head} {', '.join(names)}"), highlight=False, markup=False)
+        console.print(_cut(f"{head} {', '.join(names)}"), markup=False)
     for text in (
         "All suites of a family, with needs and time: unlearn show suites --filter WORDS",
         "More: unlearn show methods, sweeps, benchmarks, metrics, or one name",
     ):
-        console.print(text, style="dim", highlight=False)
+        console.print(text, style="dim")
 
 
 def _cut(line: str) -> str:

@@ -46,9 +46,7 @@ def check(
         console.print(f"{mark}  {method}: {len(results) - len(bad)} of {len(results)} checks pass")
         for result in bad if all_ else results:
             sign = "[green]+[/green]" if result.ok else "[red]-[/red]"
-            console.print(
-                f"    {sign} {escape(result.name)}: {escape(result.detail)}", highlight=False
-            )
+            console.print(f"    {sign} {escape(result.name)}: {escape(result.detail)}")
     if broken:
         raise typer.Exit(1)
 
@@ -61,10 +59,9 @@ def doctor(store: Store = STORE, data_root: DataRoot = None) -> None:
     for finding in findings:
         console.print(
             f"{marks[finding.verdict]} [bold]{finding.name}[/bold]: {escape(finding.detail)}",
-            highlight=False,
         )
         if finding.mend:
-            console.print(f"       -> {escape(finding.mend)}", highlight=False)
+            console.print(f"       -> {escape(finding.mend)}")
     if any(finding.verdict == "bad" for finding in findings):
         raise typer.Exit(1)
 

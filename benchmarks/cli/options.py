@@ -33,8 +33,8 @@ def _prepare_streams() -> None:
 
 _prepare_streams()
 _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-console = Console(width=_WIDTH, emoji=False)
-error_console = Console(stderr=True, emoji=False)
+console = Console(width=_WIDTH, emoji=False, highlight=False)
+error_console = Console(stderr=True, emoji=False, highlight=False)
 
 Store = Annotated[Path, typer.Option(help="Folder for everything that is written.")]
 DataRoot = Annotated[
@@ -103,10 +103,7 @@ class Machine:
     def runtime(self, store: Path | None = None) -> Runtime:
         """The runtime of these options, checked; ``store`` replaces theirs."""
         store = store or self.store
-        if self.data_root is not None and not self.data_root.is_dir():
-            raise ConfigError(
-                f"--data-root {self.data_root}: no such folder; give the one that holds the data"
-            )
+        check_data_root(self.data_root)
         check_writable(store, "--store")
         return Runtime(
             store=store.absolute(),
@@ -115,6 +112,18 @@ class Machine:
             threads=self.threads,
             plugins=tuple(str(Path(path).absolute()) for path in self.plugin or ()),
         )
+
+
+def check_data_root(folder: Path | None) -> None:
+    """Refuses a folder that is not there."""
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--data-root {folder}: no such folder; give the one that holds the data")
+
+
+def check_format(form: str, *known: str) -> None:
+    """Refuses a format that a command does not write."""
+    if form not in known:
+        raise ConfigError(f"--format {form}: choose {', '.join(known)}")
 
 
 def register_all(plugins: list[str] | None) -> None:
@@ -127,4 +136,4 @@ def register_all(plugins: list[str] | None) -> None:
 def print_error(text: str) -> None:
     """One line on stderr, however long."""
     line = " ".join(text.split())
-    error_console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+    error_console.print(line, style="red", markup=False, soft_wrap=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +24,12 @@ from stable_forgetting.benchmarks.cli.options import (
     Overrides,
     Plugins,
     Threads,
+    check_data_root,
+    check_format,
     console,
     register_all,
 )
-from stable_forgetting.benchmarks.report.files import json_text
+from stable_forgetting.benchmarks.report.files import csv_text, json_text
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.common.base.config import apply_overrides, canonical
 from stable_forgetting.common.base.errors import ConfigError
@@ -37,8 +37,6 @@ from stable_forgetting.common.base.seeding import make_deterministic
 from stable_forgetting.common.protocol.probe import PROBES, make_probe
 from stable_forgetting.language.probes.base import TextProbe
 from stable_forgetting.language.probes.lm_eval import TASKS
-
-FORMATS = ("table", "csv", "json")
 
 
 @dataclass(frozen=True)
@@ -109,12 +107,8 @@ def probe(
 
     With --data-root the nine reasoning tasks read local files, without it lm-eval fetches them.
     """
-    if format_ not in FORMATS:
-        raise ConfigError(f"--format {format_}: choose {', '.join(FORMATS)}")
-    if data_root is not None and not data_root.is_dir():
-        raise ConfigError(
-            f"--data-root {data_root}: no such folder; give the one that holds the data"
-        )
+    check_format(format_, "table", "csv", "json")
+    check_data_root(data_root)
     register_all(plugin)
     probes = wanted.probes(data_root)
 
@@ -140,12 +134,11 @@ def to_json(made: Sequence[tuple[TextProbe, Evaluation]]) -> dict[str, Any]:
 
 def to_csv(made: Sequence[Evaluation]) -> str:
     """One line per number: probe, row, column, value; the mean is in percent."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["probe", "row", "column", "value"])
-    for measured in made:
-        for row, columns in measured.rows.items():
-            writer.writerows([measured.name, row, *cell] for cell in columns.items())
-        for metric, value in measured.mean.items():
-            writer.writerow([measured.name, "mean", metric, value])
-    return stream.getvalue()
+    return csv_text(
+        [
+            {"probe": measured.name, "row": row, "column": column, "value": value}
+            for measured in made
+            for row, columns in (*measured.rows.items(), ("mean", measured.mean))
+            for column, value in columns.items()
+        ]
+    )

@@ -95,7 +95,7 @@ class Display:
             self._running.pop(stage.key, None)
             self._remaining.finished(stage)
             if status == "failed" or (status != "ok" and KINDS[stage.kind].trains):
-                self._console.print(f"  {note}", highlight=False)
+                self._console.print(f"  {note}")
             self._look()
 
     def _watch(self) -> None:
@@ -146,9 +146,7 @@ class Display:
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()
         elapsed = self._spoke - self._started
-        self._console.print(
-            f"{self._title}: [{elapsed:5.0f} s] {text}", highlight=False, markup=False
-        )
+        self._console.print(f"{self._title}: [{elapsed:5.0f} s] {text}", markup=False)
 
 
 class StepBar:
@@ -183,7 +181,7 @@ class StepBar:
         if self._pace.now - self._spoke > self._every:
             self._spoke = self._pace.now
             text = f"{self._title}: step {step}/{total} {note}"
-            self._console.print(text, highlight=False, markup=False)
+            self._console.print(text, markup=False)
 
     def _note(self, step: int, total: int, loss: float) -> str:
         left = words(self._pace.at(step, total, loss).left)

@@ -16,6 +16,7 @@ from stable_forgetting.benchmarks.cli.options import (
     STORE,
     Selection,
     Store,
+    check_format,
     console,
     error_console,
 )
@@ -88,8 +89,7 @@ def report(
 
     If there are no records, the report that comes with the project is shown.
     """
-    if format_ not in ("table", *FORMATS):
-        raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
+    check_format(format_, "table", *FORMATS)
     if (suite is None) == (records is None):
         raise ConfigError("report: give a suite, or --records FILE")
     if main or columns or names or bold:
@@ -143,8 +143,8 @@ def _sections(suite: ResolvedSuite, called: str, store: Path) -> list[Section]:
 def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
     """Serves the page of a run until the user ends it."""
     with serve(suite, StageStore(store), port) as server:
-        console.print(f"{suite.name}: http://{HOST}:{server.server_port}", highlight=False)
-        console.print("Ctrl-C ends the page; the run goes on.", highlight=False)
+        console.print(f"{suite.name}: http://{HOST}:{server.server_port}")
+        console.print("Ctrl-C ends the page; the run goes on.")
         with suppress(KeyboardInterrupt):
             server.serve_forever()
 
@@ -222,7 +222,7 @@ def write_shipped(name: str, missing: str, form: str) -> None:
 
 def _say(missing: str, instead: str) -> None:
     text = "; ".join(filter(None, (missing.partition(";")[0], instead)))
-    error_console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+    error_console.print(text, style="dim", markup=False, soft_wrap=True)
 
 
 def _part(sections: Sequence[Section], under: str) -> list[Section]:

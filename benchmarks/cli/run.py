@@ -242,13 +242,13 @@ def _remove_rows(suites: Sequence[ResolvedSuite], fresh: str, store: StageStore)
     if processes.is_main():
         labels = [label.strip() for label in fresh.split(",")]
         count = sum(remove_rows(suite, labels, store) for suite in suites)
-        console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
+        console.print(f"{count} stages of {', '.join(labels)} are made again")
 
 
 def _free_weights(suites: Sequence[ResolvedSuite], store: StageStore) -> None:
     for suite in suites:
         weights = freeable(suite, store)
-        console.print(f"{suite.name}: deleting {told(weights)}", highlight=False)
+        console.print(f"{suite.name}: deleting {told(weights)}")
         free(weights, store)
 
 
@@ -283,7 +283,7 @@ def _run_stage(suite: str, key: str, selection: Selection, machine: Machine) -> 
     events = events_folder(runtime, resolved.name, stage)
     with StepBar(console, stage.name) as progress:
         status = run_stage(stage, runtime, events=events, progress=progress)
-    console.print(f"{stage.name}: {status}", highlight=False)
+    console.print(f"{stage.name}: {status}")
 
 
 def _rehearse_suites(
@@ -319,7 +319,7 @@ def _rehearse(suite: ResolvedSuite, runtime: Runtime) -> bool:
     for row in work.rehearse(small, runtime, executor):
         rows.append(row)
         line = f"{suite.name}: {row['row']}: {row['']} ({row['s']} s)"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, markup=False, soft_wrap=True)
     show(console, [work.section(suite.name, rows, stand_in.notes)])
     return not any(map(work.failed, rows))
 
@@ -337,9 +337,9 @@ def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -
         f"[bold]Records[/bold]      {folder}/records.jsonl",
         f"[bold]TensorBoard[/bold]  tensorboard --logdir {events}",
     ):
-        console.print(text, highlight=False)
+        console.print(text)
     if (written / PAGE).is_file():
-        console.print(f"[bold]Samples[/bold]      {folder}/{PAGE}", highlight=False)
+        console.print(f"[bold]Samples[/bold]      {folder}/{PAGE}")
 
 
 def short_path(path: Path) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +16,14 @@ from stable_forgetting.benchmarks.cli.options import (
     Plugins,
     Selection,
     Store,
+    check_format,
     console,
     register_all,
 )
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.report.files import WRITERS
-from stable_forgetting.benchmarks.report.section import Section
+from stable_forgetting.benchmarks.report.section import Picture, Section
 from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.sharing.bundle import write_bundle
@@ -96,52 +98,39 @@ def compare(
 def _compare_results(first: str, second: str, selection: Selection, store: Path, form: str) -> None:
     from stable_forgetting.benchmarks.sharing import compare as job
 
-    _check_format(form, "csv")
+    check_format(form, "table", "csv", *WRITERS)
 
     def board(suite: str, own: Path | None) -> Leaderboard | None:
         return read_board(selection, suite, own or store)
 
     one, other = job.read_results(first, board), job.read_results(second, board)
     differences, unpaired = job.compare(one, other)
-    if form == "csv":
-        sys.stdout.write(job.to_csv(one, other, differences))
-    else:
-        _put(job.sections(one, other, differences, unpaired), form)
+    told = job.sections(one, other, differences, unpaired)
+    _put(form, told, partial(job.to_csv, one, other, differences))
 
 
 def _compare_rows(pairs: Sequence[str], words: str, store: Path, form: str) -> None:
     from stable_forgetting.benchmarks.sharing import versus as job
 
-    _check_format(form, "csv", "svg")
+    check_format(form, "table", "csv", "svg", *WRITERS)
     asked = [_two(pair) for pair in pairs] or job.CLAIMS
     met, withdrawn = job.encounters(asked, [RESULTS, store / "suites"], words)
-    if form == "csv":
-        sys.stdout.write(job.to_csv(met))
-    elif form == "svg":
-        sys.stdout.write(picture(met).svg)
-    else:
-        drawn = [Section(content=picture(met))] if form == "html" else []
-        _put([*job.sections(met, withdrawn), *drawn], form)
+    told = job.sections(met, withdrawn)
+    _put(form, told, partial(job.to_csv, met), partial(picture, met))
 
 
 def _compare_after(words: str, store: Path, form: str) -> None:
     from stable_forgetting.benchmarks.sharing import hiding as job
     from stable_forgetting.benchmarks.sharing.versus import read_boards
 
-    _check_format(form, "csv", "svg")
+    check_format(form, "table", "csv", "svg", *WRITERS)
     found = job.attacked(read_boards([RESULTS, store / "suites"], words)[0])
     if not found:
         raise ConfigError(
             "compare --after-attack: no table has attacked rows beside a second Retrain; run a "
             "suite with audits:, such as digits-class-attack"
         )
-    if form == "csv":
-        sys.stdout.write(job.to_csv(found))
-    elif form == "svg":
-        sys.stdout.write(job.picture(found).svg)
-    else:
-        drawn = [Section(content=job.picture(found))] if form == "html" else []
-        _put([*job.sections(found), *drawn], form)
+    _put(form, job.sections(found), partial(job.to_csv, found), partial(job.picture, found))
 
 
 def _two(pair: str) -> tuple[str, str]:
@@ -151,17 +140,22 @@ def _two(pair: str) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def _check_format(form: str, *others: str) -> None:
-    if form not in ("table", *others, *WRITERS):
-        raise ConfigError(f"--format {form}: choose table, {', '.join([*others, *WRITERS])}")
-
-
-def _put(sections: list[Section], form: str) -> None:
-    """Prints sections, or writes them in a format."""
+def _put(
+    form: str,
+    sections: Sequence[Section],
+    to_csv: Callable[[], str],
+    draw: Callable[[], Picture] | None = None,
+) -> None:
+    """Prints sections, or writes them in a format; a page has the picture as well."""
     if form == "table":
         show(console, sections)
+    elif form == "csv":
+        sys.stdout.write(to_csv())
+    elif form == "svg" and draw:
+        sys.stdout.write(draw().svg)
     else:
-        sys.stdout.write(WRITERS[form](sections))
+        drawn = [Section(content=draw())] if form == "html" and draw else []
+        sys.stdout.write(WRITERS[form]([*sections, *drawn]))
 
 
 def read_board(selection: Selection, suite: str, store: Path) -> Leaderboard | None:
@@ -194,11 +188,9 @@ def submit(
     if board is None:
         raise ConfigError(f"no records of {suite} in {store}; run: unlearn run {suite}")
     count = write_bundle(board, StageStore(store), out)
-    console.print(
-        f"{out}: {count} files; check it anywhere with: unlearn verify {out}", highlight=False
-    )
+    console.print(f"{out}: {count} files; check it anywhere with: unlearn verify {out}")
     if push:
-        console.print(f"uploaded: {hub.push(out, push, 'dataset')}", highlight=False, markup=False)
+        console.print(f"uploaded: {hub.push(out, push, 'dataset')}", markup=False)
 
 
 @command(
@@ -222,4 +214,4 @@ def site(
     """
     register_all(plugin)
     pages = write_site(out, submissions, store)
-    console.print(f"{len(pages)} pages; open {out}/index.html", highlight=False)
+    console.print(f"{len(pages)} pages; open {out}/index.html")

@@ -158,7 +158,7 @@ def show_method(name: str) -> None:
     cls, entry = METHODS[name], METHODS.entry(name)
     info, doc = cls.info, inspect.getdoc(cls) or ""
     console.print(f"[bold]{name}[/bold]  version {info.version}  ({escape(str(entry.origin))})")
-    console.print(escape(doc if "Formula:" in doc else f"{doc}\n{_formula(cls)}"), highlight=False)
+    console.print(escape(doc if "Formula:" in doc else f"{doc}\n{_formula(cls)}"))
     console.print()
     scenarios = ", ".join(sorted(info.scenarios))
     for head, text in (
@@ -170,15 +170,15 @@ def show_method(name: str) -> None:
         ("class", _place(cls)),
     ):
         if text:
-            console.print(f"[bold]{head:8}[/bold]{escape(text)}", highlight=False)
+            console.print(f"[bold]{head:8}[/bold]{escape(text)}")
     console.print("\n[bold]defaults[/bold]")
     for key, value, doc in explained(cls.Config()):
         text = f"{key}: {escape(value)}" + (f"  [dim]{escape(doc)}[/dim]" if doc else "")
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
     console.print()
     for preset, params in cls.presets.items():
         text = yaml.safe_dump(canonical(params), sort_keys=False, default_flow_style=True).strip()
-        console.print(f"[bold]preset {preset}[/bold]  {escape(text)}", highlight=False)
+        console.print(f"[bold]preset {preset}[/bold]  {escape(text)}")
 
 
 def _formula(cls: type) -> str:
@@ -229,7 +229,7 @@ def show_benchmark(name: str) -> None:
     console.print(f"[bold]{name}[/bold]  versions: {versions}")
     module = sys.modules.get(cls.__module__)
     about = (module and inspect.getdoc(module)) or inspect.getdoc(cls) or ""
-    console.print(about, highlight=False, markup=False)
+    console.print(about, markup=False)
     rows = [[m.name, m.title, m.arrow, m.unit, m.doc] for m in cls.metrics]
     show_words("Metrics", ["name", "head", "goal", "unit", "what"], rows)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -79,16 +77,6 @@ def run_lines(board: Leaderboard) -> list[dict[str, Any]]:
             }
         )
     return lines
-
-
-def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Lines whose keys are columns, in the order in which they first stand; None is empty."""
-    stream = io.StringIO()
-    names = dict.fromkeys(name for line in lines for name in line)
-    writer = csv.DictWriter(stream, [*names], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return stream.getvalue()
 
 
 def to_json(board: Leaderboard) -> dict[str, Any]:

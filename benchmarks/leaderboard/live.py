@@ -16,18 +16,18 @@ from pathlib import Path
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.page import as_page
 from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.pipeline.context import SCALARS
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.position import Position, read_position
-from stable_forgetting.benchmarks.pipeline.schedule import events_folder
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.report import curves, html
 from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.benchmarks.report.section import Picture, Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.errors import ConfigError, UserError
-from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.train.tracking import read_scalars
 
 HOST = "127.0.0.1"
 RECENT = 120.0
@@ -52,8 +52,7 @@ def live_page(suite: ResolvedSuite, store: StageStore) -> str:
     parts = [Section(f"{suite.name}: {done} of {len(stages)}", (text,), depth=1)]
     if rows:
         parts.append(Section("Running", content=table(["training", "step", "loss", "left"], rows)))
-    folders = {s.name: events_folder(Runtime(store=store.root), suite.name, s) for s, _ in running}
-    lines = {name: read_losses(folder) for name, folder in folders.items() if folder}
+    lines = {s.name: read_losses(store.scratch(s.kind, s.key) / SCALARS) for s, _ in running}
     drawn = _curves({name: values for name, values in lines.items() if values})
     if drawn is not None:
         parts.append(Section(content=drawn))
@@ -73,19 +72,14 @@ def under_way(stages: Sequence[Stage], store: StageStore) -> list[tuple[Stage, P
     return [(stage, at) for stage, at in pairs if at is not None]
 
 
-def read_losses(folder: Path) -> dict[str, dict[int, float]]:
-    """Name of a loss -> step -> value, from the events of a training; empty where none are."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    if not folder.is_dir():
-        return {}
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    names = [name for name in events.Tags()["scalars"] if name.startswith("loss/")]
-    return {
-        name.removeprefix("loss/"): {e.step: e.value for e in events.Scalars(name)}
-        for name in names
-    }
+def read_losses(log: Path) -> dict[str, dict[int, float]]:
+    """Name of a loss -> step -> value, from the log of a training; empty where there is none."""
+    lines: dict[str, dict[int, float]] = {}
+    for row in read_scalars(log):
+        for name, value in row.items():
+            if name.startswith("loss/") and value is not None:
+                lines.setdefault(name.removeprefix("loss/"), {})[row["step"]] = value
+    return lines
 
 
 def _curves(read: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Picture | None:

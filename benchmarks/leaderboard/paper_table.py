@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stable_forgetting.benchmarks.leaderboard.tables import READING
 from stable_forgetting.benchmarks.report.section import Section, Table
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
-from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.config import check_known
 from stable_forgetting.common.base.errors import ConfigError
 
 ARROWS = "→↑↓"
@@ -34,7 +34,7 @@ def main_table(
     given = [place for place, column in enumerate(table.columns) if column.kind != "mark"]
     places = [0, *(_place(table, column) for column in columns)] if columns else given
     labels = {row[0]: row[0].removesuffix(READING) for row in table.rows}
-    _known(names, [*labels.values()], "row")
+    check_known("--main: no row", names, [*labels.values()])
     best = {place: _best(table, place) for place in places[1:]} if bold else {}
     rows = [
         (names.get(labels[row[0]], row[0]), *(_cell(row, place, best) for place in places[1:]))
@@ -51,18 +51,12 @@ def main_table(
 
 def _place(table: Table, name: str) -> int:
     heads, plain = [_plain(head) for head in table.heads if head], _plain(name)
-    _known([plain], heads, "column")
+    check_known("--main: no column", [plain], heads)
     return next(k for k, head in enumerate(table.heads) if _plain(head) == plain)
 
 
 def _plain(head: str) -> str:
     return head.strip().rstrip(f" {ARROWS}").lower()
-
-
-def _known(asked: Iterable[str], there: Sequence[str], what: str) -> None:
-    for name in asked:
-        if name not in there:
-            raise ConfigError(f"--main: no {what} '{name}'{did_you_mean(name, there)}")
 
 
 def _cell(row: Sequence[str], place: int, best: Mapping[int, set[str]]) -> str:

@@ -76,12 +76,7 @@ def ticks_to(top: float) -> list[float]:
     """0, and 1, 2 and 5 times powers of ten up to the axis' end, as many as have room."""
     powers = range(math.floor(math.log10(top)) - 3, math.floor(math.log10(top)) + 1)
     ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-    kept: list[float] = []
-    for tick in reversed([tick for tick in ticks if tick <= top]):
-        right = _x(kept[-1], top) if kept else math.inf
-        if min(right - _x(tick, top), _x(tick, top) - _x(0, top)) >= ROOM:
-            kept.append(tick)
-    return [0.0, *reversed(kept)]
+    return [0.0, *reversed(svg.root_ticks(ticks, top, WIDTH, ROOM))]
 
 
 def _x(value: float, top: float) -> float:

@@ -86,12 +86,7 @@ def _at(place: Place, reach: tuple[float, ...]) -> Place:
 
 def _ticks(reach: float) -> list[float]:
     """Round gaps on both sides of 0, as many as have room."""
-    kept: list[float] = []
-    for tick in (tick for tick in TICKS if tick <= reach):
-        half = SIDE / 2 / math.sqrt(reach)
-        last = math.sqrt(kept[-1]) if kept else math.inf
-        if min(last - math.sqrt(tick), math.sqrt(tick)) * half >= ROOM:
-            kept.append(tick)
+    kept = svg.root_ticks(TICKS, reach, SIDE / 2, ROOM)
     return [sign * tick for tick in kept for sign in (-1, 1)]
 
 
@@ -99,18 +94,11 @@ def _frame(reach: tuple[float, ...], forgotten: str, kept: str) -> list[str]:
     """Lines of equal gap to Retrain, and what the sides mean."""
     middle = _at((0.0, 0.0), reach)
     style = {"fill": svg.GREY, "font_size": 11}
-    body = []
-    for tick in _ticks(reach[0]):
-        x, _ = _at((tick, 0.0), reach)
-        body.append(svg.line((x, TOP), (x, TOP + SIDE), stroke="#eee"))
-        body.append(svg.text(x, TOP + SIDE + 14, f"{tick:+g}", text_anchor="middle", **style))
-    for tick in _ticks(reach[1]):
-        _, y = _at((0.0, tick), reach)
-        body.append(svg.line((LEFT, y), (LEFT + SIDE, y), stroke="#eee"))
-        body.append(svg.text(LEFT - 6, y + 4, f"{tick:+g}", text_anchor="end", **style))
+    across = [(f"{tick:+g}", _at((tick, 0.0), reach)[0]) for tick in _ticks(reach[0])]
+    up = [(f"{tick:+g}", _at((0.0, tick), reach)[1]) for tick in _ticks(reach[1])]
     ends: dict[str, Any] = {"stroke": "#999"}
     return [
-        *body,
+        *svg.grid(LEFT, TOP, SIDE, across, up),
         svg.line((middle[0], TOP), (middle[0], TOP + SIDE), **ends),
         svg.line((LEFT, middle[1]), (LEFT + SIDE, middle[1]), **ends),
         svg.text(LEFT, TOP + SIDE + 34, "\N{LEFTWARDS ARROW} forgotten beyond Retrain", **style),

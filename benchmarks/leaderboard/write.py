@@ -8,14 +8,14 @@ from pathlib import Path
 
 from stable_forgetting.benchmarks.leaderboard import trajectory
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
-from stable_forgetting.benchmarks.leaderboard.data import csv_text, row_lines, run_lines, to_json
+from stable_forgetting.benchmarks.leaderboard.data import row_lines, run_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.events import export_events
 from stable_forgetting.benchmarks.leaderboard.page import as_page
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.target import target
 from stable_forgetting.benchmarks.report import html, markdown, tex
-from stable_forgetting.benchmarks.report.files import json_text, write_files
+from stable_forgetting.benchmarks.report.files import csv_text, json_text, write_files
 from stable_forgetting.benchmarks.report.section import Picture
 from stable_forgetting.benchmarks.sweeps.board import CELLS, cells_text
 from stable_forgetting.benchmarks.sweeps.draw import picture as sweep_picture

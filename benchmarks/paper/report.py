@@ -16,8 +16,7 @@ from stable_forgetting.benchmarks.suite.goals import (
     read_tables,
     recomputed_gap,
 )
-from stable_forgetting.common.base.config import did_you_mean
-from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.config import check_known
 
 MEANT = {
     "forget_quality": "forget_quality as printed lies on the grid of LoKU's scripts (fq_reference:"
@@ -73,9 +72,7 @@ def published_json(labels: Sequence[str]) -> list[dict[str, Any]]:
 def _published(labels: Sequence[str]) -> list[tuple[str, list[PublishedRow], list[dict[str, str]]]]:
     tables = read_tables() if labels else {}
     every = read_findings() if labels else []
-    for label in labels:
-        if label not in tables:
-            raise ConfigError(f"no published table '{label}'{did_you_mean(label, list(tables))}")
+    check_known("no published table", labels, [*tables])
     return [(label, tables[label], [f for f in every if f["table"] == label]) for label in labels]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,16 @@ def reading(fault: str, mend: str = "") -> Iterator[None]:
 def json_text(value: Any) -> str:
     """Strict JSON, indented."""
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Lines whose keys are columns, in the order in which they first stand; None is empty."""
+    stream = io.StringIO()
+    names = dict.fromkeys(name for line in lines for name in line)
+    writer = csv.DictWriter(stream, [*names], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return stream.getvalue()
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 GREY = "#666"
@@ -48,6 +49,40 @@ def polyline(points: Iterable[tuple[float, float]], **attributes: object) -> str
     """A line through points."""
     places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return element("polyline", points=places, fill="none", **attributes)
+
+
+def root_ticks(ticks: Iterable[float], end: float, length: float, room: float) -> list[float]:
+    """Of ticks above 0, from the largest, as many as have room on a square-root axis.
+
+    The axis goes from 0 to ``end`` in ``length`` pixels, and ``room`` is that between two ticks.
+    """
+    kept: list[float] = []
+    right = math.inf
+    for tick in sorted(ticks, reverse=True):
+        place = length * math.sqrt(tick / end)
+        if tick <= end and right - place >= room <= place:
+            kept.append(tick)
+            right = place
+    return kept
+
+
+def grid(
+    left: float,
+    top: float,
+    side: float,
+    across: Iterable[tuple[str, float]],
+    up: Iterable[tuple[str, float]],
+) -> list[str]:
+    """The lines of a square and what is written at them: texts with their places in x and in y."""
+    style = {"fill": GREY, "font_size": 11}
+    body = []
+    for told, x in across:
+        body.append(line((x, top), (x, top + side), stroke="#eee"))
+        body.append(text(x, top + side + 14, told, text_anchor="middle", **style))
+    for told, y in up:
+        body.append(line((left, y), (left + side, y), stroke="#eee"))
+        body.append(text(left - 6, y + 4, told, text_anchor="end", **style))
+    return body
 
 
 def numbered(

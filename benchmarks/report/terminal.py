@@ -32,17 +32,17 @@ def _show(console: Console, section: Section) -> None:
     style = STYLES[section.tone]
     content = section.content
     if section.title:
-        console.print(f"\n[bold]{escape(section.title)}[/bold]", highlight=False)
+        console.print(f"\n[bold]{escape(section.title)}[/bold]")
     if isinstance(content, Table) and len(content.columns) > 1:
         content = content.brief or content
         for piece, tight in fitting(content, console):
             console.print(rich_table(piece, tight=tight))
             if piece.explanation:
-                console.print(piece.explanation, style="dim", highlight=False, markup=False)
+                console.print(piece.explanation, style="dim", markup=False)
     for paragraph in filter(None, section.text):
-        console.print(paragraph, style=style, highlight=False, markup=False)
+        console.print(paragraph, style=style, markup=False)
     for line in section.lines:
-        console.print(f"  {line}", style=style, highlight=False, markup=False)
+        console.print(f"  {line}", style=style, markup=False)
 
 
 def fitting(table: Table, console: Console) -> list[tuple[Table, bool]]:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
-from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.leaderboard.write import RECORDS
 from stable_forgetting.benchmarks.report.cells import MISSING, interval, significant
-from stable_forgetting.benchmarks.report.files import reading
+from stable_forgetting.benchmarks.report.files import csv_text, reading
 from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
 from stable_forgetting.benchmarks.sharing.bundle import opened

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import info_of
-from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.leaderboard.settings import place_of
 from stable_forgetting.benchmarks.leaderboard.tables import MARKS, NOTES
 from stable_forgetting.benchmarks.report import html
 from stable_forgetting.benchmarks.report.cells import MISSING, number
+from stable_forgetting.benchmarks.report.files import csv_text
 from stable_forgetting.benchmarks.report.section import Card, Column, Picture, Section, Table, table
 from stable_forgetting.benchmarks.sharing import heat, versus
 from stable_forgetting.benchmarks.suite.suite import REFERENCES

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
 from stable_forgetting.benchmarks.audits.after import EQUAL
-from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.report.cells import MISSING, number
-from stable_forgetting.benchmarks.report.files import reading
+from stable_forgetting.benchmarks.report.files import csv_text, reading
 from stable_forgetting.benchmarks.report.section import Column, Picture, Section, Table, table
 from stable_forgetting.benchmarks.sharing import heat
 from stable_forgetting.benchmarks.sharing.versus import BOARD, Boards
@@ -192,15 +190,13 @@ def _tables(found: Sequence[Attacked]) -> Table:
 
 def correlation(found: Sequence[Attacked]) -> float | None:
     """Spearman's of distance and after; None for fewer than three rows or where all are equal."""
-    from scipy.stats import rankdata
+    from scipy.stats import spearmanr
 
-    own = [(e.distance, e.after) for e in found if e.equal and e.distance is not None]
-    if len(own) < 3:
+    own = [e for e in found if e.equal]
+    pairs = [(round(e.distance, 2), round(e.after, 2)) for e in own if e.distance is not None]
+    if len(pairs) < 3 or any(len({*side}) == 1 for side in zip(*pairs, strict=True)):
         return None
-    first, second = (rankdata([round(pair[k], 2) for pair in own]) for k in (0, 1))
-    first, second = first - first.mean(), second - second.mean()
-    size = math.sqrt(float(first @ first) * float(second @ second))
-    return float(first @ second) / size if size else None
+    return float(spearmanr(pairs).statistic)
 
 
 def picture(found: Sequence[Attacked]) -> Picture:

@@ -17,7 +17,7 @@ from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
 
 SIDE, LEFT, TOP, LINE = 280, 44, 68, 16
-TICKS = (0, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 ROOM = 24
 """Pixels between two ticks."""
 Place = tuple[float, float]
@@ -156,15 +156,10 @@ def _at(place: Place, reach: tuple[float, ...]) -> Place:
 
 def _frame(reach: tuple[float, ...], sides: Sides) -> list[str]:
     grey: dict[str, Any] = {"fill": svg.GREY, "font_size": 11}
-    body = []
-    for tick in _ticks(reach[0]):
-        x, y = _at((tick, 0), reach)
-        body.append(svg.line((x, TOP), (x, y), stroke="#eee"))
-        body.append(svg.text(x, y + 14, f"{tick:g}", text_anchor="middle", **grey))
-    for tick in _ticks(reach[1]):
-        x, y = _at((0, tick), reach)
-        body.append(svg.line((x, y), (x + SIDE, y), stroke="#eee"))
-        body.append(svg.text(x - 6, y + 4, f"{tick:g}", text_anchor="end", **grey))
+    ticks = [[*svg.root_ticks(TICKS, end, SIDE, ROOM), 0] for end in reach]
+    along = [(f"{tick:g}", _at((tick, 0), reach)[0]) for tick in ticks[0]]
+    above = [(f"{tick:g}", _at((0, tick), reach)[1]) for tick in ticks[1]]
+    body = svg.grid(LEFT, TOP, SIDE, along, above)
     across, up = (
         f"{words}: {t}"
         for words, t in zip(("of the forgotten", "of the kept"), sides.titles, strict=True)
@@ -173,13 +168,3 @@ def _frame(reach: tuple[float, ...], sides: Sides) -> list[str]:
     body.append(svg.text(LEFT + SIDE, TOP + SIDE + 32, f"{across} \N{RIGHTWARDS ARROW}", **right))
     body.append(svg.text(10, TOP - 8, f"\N{UPWARDS ARROW} {up}", **grey))
     return body
-
-
-def _ticks(reach: float) -> list[float]:
-    """As many as have room."""
-    kept: list[float] = []
-    for tick in reversed([tick for tick in TICKS if tick <= reach]):
-        places = [math.sqrt(value / reach) * SIDE for value in (tick, *kept[-1:])]
-        if len(places) == 1 or places[1] - places[0] >= ROOM:
-            kept.append(tick)
-    return kept

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
-from stable_forgetting.benchmarks.leaderboard.data import csv_text, run_lines, to_json
+from stable_forgetting.benchmarks.leaderboard.data import run_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.page import as_page
 from stable_forgetting.benchmarks.leaderboard.picture import drawn_again
@@ -19,7 +19,7 @@ from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_detail
 from stable_forgetting.benchmarks.leaderboard.tables import READING
 from stable_forgetting.benchmarks.report import html, tex
-from stable_forgetting.benchmarks.report.files import write_files
+from stable_forgetting.benchmarks.report.files import csv_text, write_files
 from stable_forgetting.benchmarks.report.section import Detail, Picture, Section, Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board, read_report
 from stable_forgetting.benchmarks.sharing import hiding, versus

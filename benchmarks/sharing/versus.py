@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.leaderboard.verdicts import alike
 from stable_forgetting.benchmarks.report.cells import MISSING, interval, number, significant
-from stable_forgetting.benchmarks.report.files import reading
+from stable_forgetting.benchmarks.report.files import csv_text, reading
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
 from stable_forgetting.benchmarks.suite.reading import suite_version

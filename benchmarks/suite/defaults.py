@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, Literal
 
 from stable_forgetting.benchmarks.suite.suite import BUDGETED, REFERENCES, Kind, Row, Suite
-from stable_forgetting.common.base.config import Strict, did_you_mean, merge
+from stable_forgetting.common.base.config import Strict, check_known, did_you_mean, merge
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.base import UnlearningMethod, over, resolve_config
@@ -20,17 +20,15 @@ empty where it reads no retain data or the suite has no budget."""
 def check_defaults(spec: Suite, origin: str) -> None:
     """A default that no row has is a misspelling."""
     keys = [*spec.defaults, *(k for params in spec.defaults_of.values() for k in params)]
-    check_known(spec, keys, f"{origin}: defaults")
+    check_settings(spec, keys, f"{origin}: defaults")
 
 
-def check_known(spec: Suite, keys: Iterable[str], origin: str) -> None:
+def check_settings(spec: Suite, keys: Iterable[str], origin: str) -> None:
     """Refuses a setting that no row's method has."""
     methods = sorted({*spec.method_of.values()})
     known = [METHODS[method].Config for method in methods if method in METHODS]
     fields = {name for config in known for name in (*config.model_fields, *config.aliases)}
-    for key in keys:
-        if key not in fields:
-            raise ConfigError(f"{origin}: no row has '{key}'{did_you_mean(key, sorted(fields))}")
+    check_known(f"{origin}: no row has", keys, sorted(fields))
 
 
 def row_params(spec: Suite, method: str, row: Row, origin: str) -> dict[str, Any]:

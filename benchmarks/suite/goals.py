@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.suite.suite import REFERENCES, Suite
-from stable_forgetting.common.base.config import Strict, did_you_mean, read_yaml
+from stable_forgetting.common.base.config import Strict, check_known, read_yaml
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.metric import MetricSpec
@@ -71,10 +71,10 @@ def with_columns(
             )
     if not spec.columns:
         spec = spec.model_copy(update={"columns": rule.columns or rule.metrics})
-    _check_names(f"{origin}: columns: unknown metric", spec.columns, metrics)
-    _check_names(f"{origin}: rules: no rule set", spec.rules, [*rule_sets(spec, every=True)])
-    _check_names(f"{origin}: published: no table", spec.published, list(read_tables()))
-    _check_names(f"{origin}: figures: no figure", spec.figures, list(read_figures()))
+    check_known(f"{origin}: columns: unknown metric", spec.columns, metrics)
+    check_known(f"{origin}: rules: no rule set", spec.rules, [*rule_sets(spec, every=True)])
+    check_known(f"{origin}: published: no table", spec.published, list(read_tables()))
+    check_known(f"{origin}: figures: no figure", spec.figures, list(read_figures()))
     _check_references(spec, rule, origin)
     return spec
 
@@ -83,12 +83,6 @@ def rule_sets(spec: Suite, *, every: bool = False) -> dict[str, RuleSet]:
     """Name -> rule set: those that the suite names, or every one of its benchmark."""
     sets = {rules.name: rules for rules in BENCHMARKS[spec.benchmark].rule_sets}
     return {name: rules for name, rules in sets.items() if every or name in spec.rules}
-
-
-def _check_names(fault: str, names: tuple[str, ...], valid: list[str]) -> None:
-    for name in names:
-        if name not in valid:
-            raise ConfigError(f"{fault} '{name}'{did_you_mean(name, valid)}")
 
 
 def _check_references(spec: Suite, rule: Rule, origin: str) -> None:

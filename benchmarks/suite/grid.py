@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, create_model, model_validator
 
-from stable_forgetting.common.base.config import Strict, merge, validate
+from stable_forgetting.common.base.config import Strict, merge, nested, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.base.registry import METHODS
@@ -114,12 +114,7 @@ class GridRow:
     def set(self, lr: float, lam: float) -> dict[str, Any]:
         """The params that a point gives."""
         point: dict[str, Any] = {"lr": lr, "steps": max(self.steps)}
-        if self.axis is None:
-            return point
-        value: Any = lam
-        for part in reversed(self.axis.split(".")):
-            value = {part: value}
-        return merge(point, value)
+        return point if self.axis is None else merge(point, nested(self.axis, lam))
 
     def config(self, lr: float, lam: float) -> Any:
         """The method's full config at one point."""

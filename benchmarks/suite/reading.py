@@ -24,7 +24,7 @@ from stable_forgetting.benchmarks.suite.suite import (
     suite_names,
     sweeps,
 )
-from stable_forgetting.common.base.config import apply_overrides, did_you_mean, merge, read_yaml
+from stable_forgetting.common.base.config import apply_overrides, check_known, merge, read_yaml
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS, load_plugins
 from stable_forgetting.common.methods.base import over as over_earlier
@@ -198,9 +198,7 @@ def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[
     wanted = _texts(result, "rows", origin)
     del result["rows"]
     rows = _rows(result)
-    for label in wanted:
-        if label not in rows:
-            raise ConfigError(f"{origin}: rows: no row '{label}'{did_you_mean(label, [*rows])}")
+    check_known(f"{origin}: rows: no row", wanted, [*rows])
     return without(result, [k for k, row in rows.items() if k not in (*wanted, *_kept(k, row))])
 
 

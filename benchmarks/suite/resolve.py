@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from stable_forgetting.benchmarks.suite.defaults import (
     BudgetWord,
     budget_of,
     check_defaults,
-    check_known,
+    check_settings,
     row_params,
 )
 from stable_forgetting.benchmarks.suite.goals import SuiteProbe, make_probes, with_columns
@@ -23,7 +23,7 @@ from stable_forgetting.benchmarks.suite.reading import named_after, read_suite, 
 from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite
 from stable_forgetting.benchmarks.suite.tune import Draw, Search, search_of
 from stable_forgetting.common.audits.base import Audit
-from stable_forgetting.common.base.config import Strict, did_you_mean, digest, merge, validate
+from stable_forgetting.common.base.config import Strict, check_known, digest, merge, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.measure.rules import Rule, TargetRule
@@ -252,7 +252,7 @@ def _check_selection(spec: Suite, protocol: Any, origin: str) -> None:
 
 def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
     """The suite with these rows and the references alone."""
-    _check_rows(origin, only, list(spec.methods))
+    check_known(f"{origin}: no row", only, [*spec.methods])
     methods = {
         label: row
         for label, row in spec.methods.items()
@@ -317,7 +317,7 @@ def _accepts(spec: Suite, origin: str) -> Acceptance | None:
             f"{origin}: benchmark '{spec.benchmark}' declares no sweep_axes, which say when a "
             "cell is acceptable; sweep another suite"
         )
-    _check_rows(f"{origin}: grid.rows", spec.grid.rows, list(spec.methods))
+    check_known(f"{origin}: grid.rows: no row", spec.grid.rows, [*spec.methods])
     return acceptance(axes, spec.grid.rule, f"{origin}: grid.rule")
 
 
@@ -334,17 +334,12 @@ def _check_class(cls: Any, where: str) -> None:
         ) from None
 
 
-def _check_rows(origin: str, labels: Iterable[str], known: list[str]) -> None:
-    for label in labels:
-        if label not in known:
-            raise ConfigError(f"{origin}: no row '{label}'{did_you_mean(label, known)}")
-
-
 def _check_labels(spec: Suite, origin: str) -> None:
     """A grid or a space that no row uses is a misspelling."""
     labels = [*spec.methods, "default"]
     for part in ("grids", "spaces") if spec.tune else ():
         unknown = [label for label in getattr(spec.tune, part) if label not in METHODS]
-        _check_rows(f"{origin}: tune.{part}", unknown, labels)
+        check_known(f"{origin}: tune.{part}: no row", unknown, labels)
     default = spec.tune.spaces.get("default", {}) if spec.tune else {}
-    check_known(spec, [key.partition(".")[0] for key in default], f"{origin}: tune.spaces.default")
+    keys = [key.partition(".")[0] for key in default]
+    check_settings(spec, keys, f"{origin}: tune.spaces.default")

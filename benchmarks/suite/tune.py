@@ -28,6 +28,7 @@ from stable_forgetting.common.base.config import (
     digest,
     is_whole,
     merge,
+    nested,
 )
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, Seed
@@ -190,12 +191,10 @@ class Search:
         return tuple(draws)
 
     def _draw(self, values: Mapping[str, Any], point: Mapping[str, float] | None = None) -> Draw:
-        nested: dict[str, Any] = {}
+        drawn: dict[str, Any] = {}
         for key, value in values.items():
-            for part in reversed(key.split(".")):
-                value = {part: value}
-            nested = merge(nested, value)
-        params = over(self.params, nested)
+            drawn = merge(drawn, nested(key, value))
+        params = over(self.params, drawn)
         config = resolve_config(self.method, self.preset, params, origin=self.origin)
         return Draw(values, config, point or {})
 

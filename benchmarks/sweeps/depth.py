@@ -27,6 +27,7 @@ LOSSES = {"cross_entropy": "ascent", "unlikelihood": "saturating loss"}
 STEPS = "steps"
 TITLE = "settings that are accepted against steps to relearn"
 SIDE, LEFT, TOP, LINE = 400, 50, 70, 17
+STEP_TICKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 Place = float | str
 """Where a row stands: c of a bound relative to W0, :data:`ABSOLUTE` or :data:`FREE`."""
 
@@ -236,15 +237,10 @@ def _place(accepted: float, steps: float, top: float) -> tuple[float, float]:
 def _frame(top: float, retrain: Measure | None) -> list[str]:
     """The axes, and Retrain's steps as a line."""
     grey: dict[str, Any] = {"fill": svg.GREY, "font_size": 11}
-    body = []
-    for tick in (0, 25, 50, 75, 100):
-        x, y = _place(tick, 0, top)
-        body.append(svg.line((x, TOP), (x, y), stroke="#eee"))
-        body.append(svg.text(x, y + 14, f"{tick}", text_anchor="middle", **grey))
-    for tick in (tick for tick in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= top):
-        x, y = _place(0, tick, top)
-        body.append(svg.line((x, y), (x + SIDE, y), stroke="#eee"))
-        body.append(svg.text(x - 6, y + 4, f"{tick}", text_anchor="end", **grey))
+    steps = [tick for tick in STEP_TICKS if tick <= top]
+    across = [(f"{tick}", _place(tick, 0, top)[0]) for tick in (0, 25, 50, 75, 100)]
+    up = [(f"{tick}", _place(0, tick, top)[1]) for tick in steps]
+    body = svg.grid(LEFT, TOP, SIDE, across, up)
     if retrain and retrain.value is not None:
         x, y = _place(0, retrain.value, top)
         told = f"Retrain {_least(retrain)}{significant(retrain.value)}"

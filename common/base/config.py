@@ -199,11 +199,16 @@ def apply_overrides(
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise ConfigError(f"{option} {text}: write it as key.sub=value")
-        nested: Any = parse_yaml(value, f"{option} {key}")
-        for part in reversed(key.split(".")):
-            nested = {part: nested}
-        result = merge(result, nested)
+        result = merge(result, nested(key, parse_yaml(value, f"{option} {key}")))
     return result
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """A value at a key with dots for nesting: ``{"adapter": {"rank": 8}}`` of ``adapter.rank``."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    whole: dict[str, Any] = value
+    return whole
 
 
 def validate(model: type[M], data: Any, origin: str) -> M:
@@ -311,6 +316,13 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(sorted(names))}" if names else ""
+
+
+def check_known(fault: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuses the first name that is not known, with the nearest one that is."""
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{fault} '{name}'{did_you_mean(name, known)}")
 
 
 def canonical(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import socket
 import struct
@@ -10,18 +11,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 
 import pytest
 
 from stable_forgetting.benchmarks.leaderboard import live
 from stable_forgetting.benchmarks.leaderboard.live import live_page, read_losses, serve, under_way
+from stable_forgetting.benchmarks.pipeline.context import SCALARS
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.position import PositionFile
-from stable_forgetting.benchmarks.pipeline.schedule import events_folder
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.train.tracking import Tracker
 
 
 @pytest.fixture
@@ -51,17 +53,15 @@ def test_a_training_without_a_step_for_long_is_not_running(begun, monkeypatch):
     assert under_way([stage], store) == []
 
 
-def test_losses_come_from_the_events_of_a_training(begun):
-    from torch.utils.tensorboard import SummaryWriter
-
+def test_losses_come_from_the_log_of_a_training(begun):
     suite, store, stage = begun
-    folder = events_folder(Runtime(store=store.root), suite.name, stage)
-    with SummaryWriter(str(folder)) as writer:
+    log = store.scratch(stage.kind, stage.key) / SCALARS
+    with closing(Tracker(log)) as tracker:
         for step in (1, 2):
-            writer.add_scalar("loss/retain_loss", 1 / step, step)
-            writer.add_scalar("lr", 0.1, step)
-    assert read_losses(folder) == {"retain_loss": {1: 1.0, 2: 0.5}}
-    assert read_losses(folder / "none") == {}
+            tracker.scalars(step, {"loss/retain_loss": 1 / step, "lr": 0.1})
+        tracker.scalars(3, {"loss/retain_loss": math.nan})
+    assert read_losses(log) == {"retain_loss": {1: 1.0, 2: 0.5}}
+    assert read_losses(log.with_name("none")) == {}
     assert "<svg" in live_page(suite, store)
 
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from scipy.stats import ks_2samp
 
-from stable_forgetting.benchmarks.leaderboard.data import csv_text
 from stable_forgetting.benchmarks.paper.report import FINDINGS, HEADS, read_findings
+from stable_forgetting.benchmarks.report.files import csv_text
 from tests.test_findings import README, prose
 from tools.paper import OURS, UNCHANGED, exact_p, nearest_on_grid
 from tools.paper import findings as found

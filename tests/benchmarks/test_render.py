@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow
-from stable_forgetting.benchmarks.leaderboard.data import csv_text, row_lines, run_lines, to_json
+from stable_forgetting.benchmarks.leaderboard.data import row_lines, run_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.picture import draw, picture, ticks_to
 from stable_forgetting.benchmarks.leaderboard.report import divergence_lines, sections
@@ -25,6 +25,7 @@ from stable_forgetting.benchmarks.leaderboard.tables import gap_table, main_tabl
 from stable_forgetting.benchmarks.leaderboard.write import write_report
 from stable_forgetting.benchmarks.report import html as page
 from stable_forgetting.benchmarks.report import markdown, tex
+from stable_forgetting.benchmarks.report.files import csv_text
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import fitting, rich_table, show
 from stable_forgetting.benchmarks.suite.reading import read_suite
