@@ -36,9 +36,10 @@ from stable_forgetting.language.apply.report import (
 )
 from stable_forgetting.language.config import Family
 from stable_forgetting.language.data.chunks import chunked
-from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.corpus import Corpus, Item, check_apart
 from stable_forgetting.language.data.fictitious import REFUSAL_LINES
-from stable_forgetting.language.data.files import FORMS, items_of, read_items
+from stable_forgetting.language.data.files import items_of, read_items
+from stable_forgetting.language.data.forms import FORMS
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.measure.scoring import score_parts
@@ -74,7 +75,7 @@ class GivenTexts(CausalModels, GivenBenchmark):
             raise ConfigError(f"template: '{self.template}' is not known{hint}")
         self.given: CausalCheckpoint | GivenCausal = _checkpoint(config)
         self.rows = {role: read_rows(given, role) for role, given in config.given.items()}
-        _check_apart(self.rows)
+        check_apart({role: (part.where, part.items) for role, part in self.rows.items()}, self.rows)
 
     @classmethod
     def takes(cls, forget: Any) -> bool:
@@ -267,20 +268,6 @@ def read_rows(given: Any, role: str) -> Rows:
             raise DataError(f"{role} row {number}: {one_line(error)}; mend the text") from None
     pairs = {str(number): [item.question, item.answer] for number, item in enumerate(items)}
     return Rows(items, where, about, json_digest(pairs))
-
-
-def _check_apart(rows: Mapping[str, Rows]) -> None:
-    """Raises if two roles share a row; outer blanks do not count."""
-    owners: dict[tuple[str, str], tuple[str, int]] = {}
-    for role, part in rows.items():
-        for number, item in enumerate(part.items, 1):
-            key = (item.question.strip(), item.answer.strip())
-            other, first = owners.setdefault(key, (role, number))
-            if other != role:
-                raise DataError(
-                    f"{rows[other].where} row {first} ({other}) and {part.where} row {number} "
-                    f"({role}) are the same; a row belongs to one of them"
-                )
 
 
 def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint | GivenCausal) -> int:

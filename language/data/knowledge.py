@@ -15,7 +15,8 @@ from stable_forgetting.common.base.files import listing
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.files import Row, hub_rows, read_rows
+from stable_forgetting.language.data.files import hub_rows, read_rows
+from stable_forgetting.language.data.forms import Row
 from stable_forgetting.language.data.readers import TextDataConfig
 
 HUB = "hub:"

@@ -270,6 +270,9 @@ def test_a_set_that_is_not_utf8_or_missing_is_one_line(tmp_path):
     (tmp_path / "set.csv").write_bytes(b"text\n\xff\xfe\xfa\n")
     with pytest.raises(DataError, match=r"set\.csv: cannot be read .*; fetch it again"):
         made(data, tmp_path).split(0)
+    (tmp_path / "set.csv").write_text(f'text\n"{note(0)}"\n"{note(1)[:50]}')
+    with pytest.raises(DataError, match=r"set\.csv: is not CSV \(unexpected end of data\)"):
+        made(data, tmp_path).split(0)
     for name in ("gone.csv", "gone_*.csv"):
         with pytest.raises(DataError, match=r"no such file.*; download .*knowledge-unlearning"):
             made({**data, "forget": name}, tmp_path).split(0)
