@@ -263,7 +263,7 @@ def read_items(path: Path, set_name: str) -> list[Item]:
 
 
 def items_of(rows: Iterable[Row], set_name: str, origin: str) -> list[Item]:
-    """Items of rows in one of the :data:`FORMS`; ``origin`` is what they lie in, for messages.
+    """Items of rows in one of :data:`language.data.forms.FORMS`; ``origin`` is what they lie in.
 
     Raises:
         DataError: A row has no form.
