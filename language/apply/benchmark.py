@@ -21,6 +21,7 @@ from stable_forgetting.common.base.errors import ConfigError, DataError, one_lin
 from stable_forgetting.common.base.files import file_digest, json_digest
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.batch import Source
+from stable_forgetting.common.data.parts import PARTS, Part, Role
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark, first_of
@@ -66,6 +67,7 @@ class GivenTexts(CausalModels, GivenBenchmark):
     yardstick = "probability"
     metrics = METRICS
     card = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    part_table = {**PARTS, "test": Part(Role.REPORT, utility=True, membership="unseen")}
 
     def __init__(self, config: Application, runtime: Runtime):
         super().__init__(config, runtime)
