@@ -50,6 +50,8 @@ from stable_forgetting.language.models.sizes import family_in
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 TEMPLATES = get_args(Family)
+SHORTEST = 8
+"""Tokens of a row that may be the longest."""
 
 
 class GivenTexts(CausalModels, GivenBenchmark):
@@ -274,6 +276,8 @@ def read_rows(given: Any, role: str) -> Rows:
 
 def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint | GivenCausal) -> int:
     context = context_of(model)
+    if asked is not None and asked < SHORTEST:
+        raise ConfigError(f"max_length: {asked} is fewer than {SHORTEST} tokens; raise it")
     if asked is not None and asked > context:
         raise ConfigError(
             f"max_length: {asked} is more than the {context} tokens that {checkpoint.name} reads; "

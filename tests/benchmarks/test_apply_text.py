@@ -415,6 +415,7 @@ def test_a_collapse_and_an_unknown_text_are_told():
         ({"options": {"template": "llama3_chat"}}, ["<|begin_of_text|>"]),
         ({"options": {"arch": "vit"}}, ["arch is for images", "leave it out"]),
         ({"options": {"max_length": 97}}, ["97", "96 tokens"]),
+        ({"options": {"max_length": 0}}, ["0 is fewer than 8 tokens"]),
     ],
 )
 def test_bad_requests(request_, changes, words):
