@@ -35,6 +35,7 @@ from stable_forgetting.common.audits.weights import (
     NF4,
     NormalFloat,
     Prune,
+    Requantise,
     ScaleAdapter,
     normal_float,
     pruned,
@@ -173,6 +174,14 @@ def test_a_smaller_adapter_hides_less(toy):
     assert found["x1 forget"].value == accuracy(task, hidden) == 0
     with pytest.raises(NotApplicable, match="no adapter"):
         ScaleAdapter().measure(toy.task())
+
+
+def test_codes_of_quantised_weights_are_neither_rounded_nor_pruned_nor_scaled(toy):
+    packed = hiding(toy, -1.0)
+    packed.blocks[0].mlp.fc1 = Int8Linear(packed.blocks[0].mlp.fc1)
+    for attack in (Requantise(), NormalFloat(), Prune(), ScaleAdapter()):
+        with pytest.raises(NotApplicable, match="weights are quantised already"):
+            attack.measure(toy.task(packed, adapted=True))
 
 
 # The lens
