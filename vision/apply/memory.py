@@ -167,9 +167,10 @@ def read_samples(given: Any, role: str) -> Images:
     pairs = Pairs(given, role)
     labels, hashes = [], []
     size: torch.Size | None = None
-    pictures = is_picture(pairs[0][0])
+    pictures: bool | None = None
     for index in range(len(pairs)):
         image, label = pairs[index]
+        pictures = is_picture(image) if pictures is None else pictures
         if is_picture(image) != pictures:
             raise DataError(f"{role}: holds tensors and images of PIL; give all in one form")
         if isinstance(image, torch.Tensor):
