@@ -326,6 +326,14 @@ def test_examples_never_push_an_answer_out_of_the_context():
         Paraphrase().measure(task(alone - 1))
 
 
+def test_a_plain_text_to_forget_has_no_question_to_put_in_other_words():
+    source = source_of([Item("x", -1, "who is 1?", "it is Ada"), Item("x", -1, "", "a plain text")])
+    task = SimpleNamespace(source=source, split=SimpleNamespace(parts={"forget": np.arange(2)}))
+    for attack in (FewShot(), Paraphrase()):
+        with pytest.raises(NotApplicable, match="samples are questions with answers"):
+            attack.measure(task)
+
+
 def test_images_have_no_questions(toy):
     for attack in (FewShot(), Paraphrase()):
         with pytest.raises(NotApplicable, match="questions"):
