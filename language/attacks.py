@@ -83,8 +83,8 @@ def texts_of(task: AuditTask) -> Any:
         NotApplicable: They are not.
     """
     source: Any = task.source
-    first = task.split.parts["forget"][:1]
-    if not hasattr(source, "with_questions") or not all(source.questions_of(first)):
+    forget = task.split.parts["forget"]
+    if not hasattr(source, "with_questions") or not all(source.questions_of(forget)):
         raise NotApplicable("only where samples are questions with answers")
     return source
 

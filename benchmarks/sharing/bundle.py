@@ -85,7 +85,8 @@ def _fill(folder: Path, board: Leaderboard, store: StageStore) -> None:
     for name, text in suite_files(board.suite).items():
         spec = yaml.safe_load(text)
         spec.pop("plugins", None)  # paths of the maker's machine
-        (folder / name).write_text(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True)
+        (folder / name).write_text(text, encoding="utf-8")
     texts = {
         RECORDS: records_text(board),
         TABLE: json_text(to_json(board)),

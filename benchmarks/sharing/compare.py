@@ -126,7 +126,7 @@ def _of_results(folder: Path, name: str) -> Results:
         distances = {row["row"]: row["ag_per_seed"] for row in data["rows"]}
         if not (folder / RUNS).exists():
             raise DataError(f"{folder}: no {RECORDS} and no {RUNS}; give a folder of results")
-        with (folder / RUNS).open(encoding="utf-8", newline="") as stream:
+        with (folder / RUNS).open(encoding="utf-8-sig", newline="") as stream:
             runs = dict(_run(line, distances) for line in csv.DictReader(stream))
     titles: Titles = {}
     if suite in suite_names():

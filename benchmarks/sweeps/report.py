@@ -200,6 +200,7 @@ def regime_sections(board: Sweep) -> list[Section]:
     def kept(cells: Sequence[Cell]) -> str:
         """The retained metric of the cells that forgot, and how many these are."""
         rule, axes = board.rule, board.rule.axes
+        cells = [cell for cell in cells if cell.seed in board.targets]
         forgot = [
             value
             for cell in _finite(cells)

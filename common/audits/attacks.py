@@ -111,7 +111,7 @@ class ULira(PopulationAudit):
     Source: Hayes et al. 2024 (arXiv 2403.01218); margins as in LiRA, Carlini et al. 2022.
     """
 
-    info = AuditInfo(1, "shadows", "%", "50")
+    info = AuditInfo(2, "shadows", "%", "50")
     Config = PopulationConfig
     least: ClassVar[Mapping[str, int]] = {"fixed": 3, "halves": 6}
 
@@ -132,7 +132,8 @@ class ULira(PopulationAudit):
 
     def halves(self, models: Sequence[Parts], *, seed: int) -> Measures:
         """A random half of the forget set per model: ``forget`` was trained on and unlearned,
-        ``forget_out`` never seen; every sample is on both sides.
+        ``forget_out`` never seen; every sample is on both sides.  A model whose complement is not
+        there is left out.
 
         Raises:
             NotApplicable: The models were not scored on the same samples.
@@ -149,8 +150,9 @@ class ULira(PopulationAudit):
         # complementary halves are a group: they take one model from each side of every sample
         first = member[:, :1] == member
         groups = np.unique(first, axis=0, return_inverse=True)[1].reshape(-1)
-        values = np.clip(values, -self.config.clip, self.config.clip)
-        return self.attack(values, member, groups, seed=seed)
+        whole = np.array([len(np.unique(member[groups == group, 0])) == 2 for group in groups])
+        values = np.clip(values, -self.config.clip, self.config.clip)[whole]
+        return self.attack(values, member[whole], groups[whole], seed=seed)
 
     def attack(
         self, values: np.ndarray, member: np.ndarray, groups: np.ndarray, *, seed: int

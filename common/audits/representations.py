@@ -98,8 +98,8 @@ def per_class(task: AuditTask, indices: np.ndarray, count: int, *names: str | in
     return np.sort(np.concatenate(chosen))
 
 
-def held_out(task: AuditTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(forget samples to learn from, held-out forgotten, held-out retained).
+def held_out(task: AuditTask) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Forget samples to learn from, and what is held out: ``forgotten``, ``retained`` if any.
 
     Held-out forgotten samples are ``test_forget`` and what ``test`` has of the forgotten classes;
     where there is neither, half of the forget set.
@@ -119,7 +119,8 @@ def held_out(task: AuditTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             raise TooFew("too few forget samples to hold any out")
         half = task.draw("forget", len(forget) // 2, "held-out")
         forget, forgotten = half, np.setdiff1d(forget, half)
-    return forget, forgotten, test[~mixed]
+    kinds = {"forgotten": forgotten, "retained": test[~mixed]}
+    return forget, {kind: indices for kind, indices in kinds.items() if len(indices)}
 
 
 class LinearProbe(ModelAudit):
@@ -150,7 +151,7 @@ class LinearProbe(ModelAudit):
         """Held-out accuracy on forgotten and on retained classes, Clopper-Pearson."""
         from sklearn.linear_model import LogisticRegression
 
-        forget, forgotten, retained = held_out(task)
+        forget, parts = held_out(task)
         pool = np.union1d(forget, task.split.parts["retain"])
         train = per_class(task, pool, self.config.per_class, "probe")
         model = task.load()
@@ -159,7 +160,7 @@ class LinearProbe(ModelAudit):
         scale = np.where(scale > 0, scale, 1.0)
         probe = LogisticRegression(C=self.config.C, max_iter=1000).fit((x - center) / scale, y)
         result: Measures = {}
-        for name, part in (("forgotten", forgotten), ("retained", retained)):
+        for name, part in parts.items():
             values = (collect_features(task, model, part) - center) / scale
             result[name] = proportion(probe.predict(values) == task.labels(part))
         return result
@@ -190,10 +191,9 @@ class Prototype(ModelAudit):
 
     def measure(self, task: AuditTask) -> Measures:
         """Mean accuracy over the draws, with its range over them."""
-        forget, forgotten, retained = held_out(task)
+        forget, parts = held_out(task)
         pool = np.union1d(forget, task.split.parts["retain"])
         model = task.load()
-        parts = {"forgotten": forgotten, "retained": retained}
         tests = {
             name: (unit(collect_features(task, model, ids)), task.labels(ids))
             for name, ids in parts.items()

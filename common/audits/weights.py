@@ -100,6 +100,14 @@ def change_matrices_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> No
                 parameter.copy_(change(parameter))
 
 
+def check_dense(model: nn.Module) -> None:
+    """Raises NotApplicable where weights are packed: codes are no numbers to round or to scale."""
+    from stable_forgetting.common.bounded.quantised import is_quantised
+
+    if any(map(is_quantised, model.modules())):
+        raise NotApplicable("the model's weights are quantised already")
+
+
 def held_out(task: AuditTask, model: nn.Module, table: Mapping[str, Part]) -> Measures:
     """Accuracy on every part that holds out what is to be kept, named after it."""
     parts = task.split.parts
@@ -140,6 +148,7 @@ class ChangedMatrices(ModelAudit):
             before = percent(task.collect_correct(task.load(), task.split.parts["forget"]))
         for name, change in self.changes().items():
             model = task.load()
+            check_dense(model)
             change_matrices_(model, change)
             found |= after(self, task, model, name, before)
         return found
@@ -270,6 +279,7 @@ class ScaleAdapter(ModelAudit):
         base = dict(task.load_original().named_parameters())
         for scale in self.config.scales:
             model = task.load()
+            check_dense(model)
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.lerp_(base[name].to(parameter), 1.0 - scale)

@@ -80,13 +80,13 @@ MAX_GAP = GapColumn("max_gap", "max gap ↓", "max")
 
 @dataclass(frozen=True)
 class SweepAxes:
-    """What a sweep judges: three metrics of a benchmark, all in percent.
+    """What a sweep judges: three metrics of a benchmark.
 
     Attributes:
         forgotten: What unlearning shall bring down, such as accuracy on the forget set.
         retained: What it shall leave on the retain set.
         utility: What it shall leave on data that the model never saw.
-        tolerances: Points of the default rule, in the order of these three.
+        tolerances: Of the default rule, in the units and the order of these three.
         also: Further metrics that every cell notes.
         parts: The parts that these metrics need; all when empty.
         as_trial: Whether they need no more than a trial's scores, such as no generated texts.

@@ -21,6 +21,7 @@ from stable_forgetting.common.base.errors import ConfigError, DataError, one_lin
 from stable_forgetting.common.base.files import file_digest, json_digest
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.batch import Source
+from stable_forgetting.common.data.parts import PARTS, Part, Role
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark, first_of
@@ -36,9 +37,10 @@ from stable_forgetting.language.apply.report import (
 )
 from stable_forgetting.language.config import Family
 from stable_forgetting.language.data.chunks import chunked
-from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.corpus import Corpus, Item, check_apart
 from stable_forgetting.language.data.fictitious import REFUSAL_LINES
-from stable_forgetting.language.data.files import FORMS, items_of, read_items
+from stable_forgetting.language.data.files import items_of, read_items
+from stable_forgetting.language.data.forms import FORMS
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.measure.scoring import score_parts
@@ -48,6 +50,8 @@ from stable_forgetting.language.models.sizes import family_in
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 TEMPLATES = get_args(Family)
+SHORTEST = 8
+"""Tokens of a row that may be the longest."""
 
 
 class GivenTexts(CausalModels, GivenBenchmark):
@@ -65,6 +69,7 @@ class GivenTexts(CausalModels, GivenBenchmark):
     yardstick = "probability"
     metrics = METRICS
     card = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    part_table = {**PARTS, "test": Part(Role.REPORT, utility=True, membership="unseen")}
 
     def __init__(self, config: Application, runtime: Runtime):
         super().__init__(config, runtime)
@@ -74,7 +79,7 @@ class GivenTexts(CausalModels, GivenBenchmark):
             raise ConfigError(f"template: '{self.template}' is not known{hint}")
         self.given: CausalCheckpoint | GivenCausal = _checkpoint(config)
         self.rows = {role: read_rows(given, role) for role, given in config.given.items()}
-        _check_apart(self.rows)
+        check_apart({role: (part.where, part.items) for role, part in self.rows.items()}, self.rows)
 
     @classmethod
     def takes(cls, forget: Any) -> bool:
@@ -269,22 +274,10 @@ def read_rows(given: Any, role: str) -> Rows:
     return Rows(items, where, about, json_digest(pairs))
 
 
-def _check_apart(rows: Mapping[str, Rows]) -> None:
-    """Raises if two roles share a row; outer blanks do not count."""
-    owners: dict[tuple[str, str], tuple[str, int]] = {}
-    for role, part in rows.items():
-        for number, item in enumerate(part.items, 1):
-            key = (item.question.strip(), item.answer.strip())
-            other, first = owners.setdefault(key, (role, number))
-            if other != role:
-                raise DataError(
-                    f"{rows[other].where} row {first} ({other}) and {part.where} row {number} "
-                    f"({role}) are the same; a row belongs to one of them"
-                )
-
-
 def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint | GivenCausal) -> int:
     context = context_of(model)
+    if asked is not None and asked < SHORTEST:
+        raise ConfigError(f"max_length: {asked} is fewer than {SHORTEST} tokens; raise it")
     if asked is not None and asked > context:
         raise ConfigError(
             f"max_length: {asked} is more than the {context} tokens that {checkpoint.name} reads; "

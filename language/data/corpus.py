@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
+
+from stable_forgetting.common.base.errors import DataError
 
 FACTS = ("real_authors", "world_facts")
 """Sets of questions about the world, not about the authors of ``full``."""
@@ -95,3 +98,25 @@ class Encoded:
     def labels(self) -> np.ndarray:
         """(T - start,) the scored tokens."""
         return self.ids[self.start :]
+
+
+def check_apart(sets: Mapping[str, tuple[str, Sequence[Item]]], alone: Collection[str]) -> None:
+    """Refuses a row that a set shares with another one; outer blanks do not count.
+
+    Args:
+        sets: Set -> what its rows lie in, for messages, and the rows.
+        alone: The sets that may share none.
+
+    Raises:
+        DataError: Naming the first pair.
+    """
+    owners: dict[tuple[str, str], tuple[str, int]] = {}
+    for name, (where, rows) in sets.items():
+        for number, item in enumerate(rows, 1):
+            key = (item.question.strip(), item.answer.strip())
+            other, first = owners.setdefault(key, (name, number))
+            if other != name and not {other, name}.isdisjoint(alone):
+                raise DataError(
+                    f"{sets[other][0]} row {first} ({other}) and {where} row {number} ({name}) are "
+                    "the same; a row belongs to one of them"
+                )

@@ -15,72 +15,10 @@ from pydantic import model_validator
 
 from stable_forgetting.common.base.errors import DataError, one_line
 from stable_forgetting.common.base.hub import prepare_client
-from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.corpus import Corpus, Item, check_apart
 from stable_forgetting.language.data.fictitious import REFUSAL_LINES
+from stable_forgetting.language.data.forms import Row, asked_and_answered
 from stable_forgetting.language.data.readers import FIRST_READERS, TextDataConfig
-
-Row = Mapping[str, Any]
-FORMS: Mapping[str, tuple[str, ...]] = {
-    "question and answer": ("question", "answer"),
-    "text": ("text",),
-    "prompt and completion": ("prompt", "completion"),
-    "messages": ("messages",),
-}
-"""What a form is called -> its columns."""
-
-
-def asked_and_answered(row: Row, origin: str) -> Row:
-    """The row with ``question`` and ``answer``; a plain text has an empty question.
-
-    A prompt is a question and a completion its answer, strings or lists of messages.  Messages are
-    one of the user and one of the assistant.
-
-    Raises:
-        DataError: The row has no form, or two; or messages that are not one of each.
-    """
-    form = _form_of(row, origin)
-    if form == "text":
-        return {"question": "", "answer": row["text"]}
-    if form == "messages":
-        return {**row, **_of_messages(row["messages"], origin)}
-    if form == "prompt and completion":
-        prompt, completion = row["prompt"], row["completion"]
-        if isinstance(prompt, list) and isinstance(completion, list):
-            return {**row, **_of_messages([*prompt, *completion], origin)}
-        row = {**row, "question": prompt, "answer": completion}
-    if row["question"] == "":
-        name = FORMS[form][0]
-        raise DataError(f"{origin}: {name} is empty; give the {FORMS[form][1]} alone as text")
-    return row
-
-
-def _form_of(row: Row, origin: str) -> str:
-    begun = [form for form, columns in FORMS.items() if row.keys() & set(columns)]
-    if "text" in begun:
-        begun = ["text", *(form for form in begun if form != "text")]
-    if len(begun) > 1:
-        raise DataError(f"{origin} has {begun[0]} beside {begun[1]}; keep one")
-    if not begun or not set(FORMS[begun[0]]) <= row.keys():
-        has = ", ".join(sorted(row)) or "nothing"
-        raise DataError(f"{origin} needs {', or '.join(FORMS)}; it has: {has}")
-    return begun[0]
-
-
-def _of_messages(messages: Any, origin: str) -> dict[str, str]:
-    """The texts of one user's and one assistant's message."""
-    listed = messages if isinstance(messages, list) else []
-    named = [each for each in listed if isinstance(each, dict) and {"role", "content"} <= {*each}]
-    if not named or len(named) < len(listed):
-        raise DataError(f"{origin}: messages are no list of objects with role and content; mend it")
-    roles = [str(each["role"]) for each in named]
-    if roles != ["user", "assistant"]:
-        raise DataError(
-            f"{origin}: messages have the roles {', '.join(roles)}; give one of the user and then "
-            "one of the assistant, a row for each such pair"
-        )
-    asked, answered = (each["content"] for each in named)
-    return {"question": asked, "answer": answered}
-
 
 ROWS_PER_AUTHOR = 20
 LONGEST = 10_000_000
@@ -123,7 +61,8 @@ def _csv_rows(path: Path) -> list[Row]:
     """Column -> text of every row."""
     csv.field_size_limit(2**31 - 1)  # more is no C long on Windows
     try:
-        rows: list[Row] = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+        lines = io.StringIO(read_text(path), newline="")
+        rows: list[Row] = list(csv.DictReader(lines, strict=True))  # half a file ends in quotes
     except csv.Error as error:
         raise DataError(f"{path}: is not CSV ({error}); mend it, or fetch it again") from None
     for number, row in enumerate(rows, 1):
@@ -286,14 +225,16 @@ class FilesData(TextDataConfig):
 
     def read(self, data_root: Path | None) -> Corpus:
         """The rows of all files, set by set."""
-        items: list[Item] = []
+        read: dict[str, tuple[str, list[Item]]] = {}
         for set_name, path in self.files.items():
             rows = read_items((data_root or Path.cwd()) / path, set_name)
             if set_name in ("forget", "retain"):
                 _check_rows(rows, self.rows, path)
-            items += rows
+            read[set_name] = path, rows
+        check_apart(read, ("forget", "holdout"))
         sets = ", ".join(sorted(self.files))
-        return Corpus(tuple(items), f"{self.name} ({sets})", REFUSAL_LINES)
+        items = tuple(item for _, rows in read.values() for item in rows)
+        return Corpus(items, f"{self.name} ({sets})", REFUSAL_LINES)
 
 
 def _check_rows(items: Sequence[Item], rows: RowKind, path: str) -> None:
@@ -322,7 +263,7 @@ def read_items(path: Path, set_name: str) -> list[Item]:
 
 
 def items_of(rows: Iterable[Row], set_name: str, origin: str) -> list[Item]:
-    """Items of rows in one of the :data:`FORMS`; ``origin`` is what they lie in, for messages.
+    """Items of rows in one of :data:`language.data.forms.FORMS`; ``origin`` is what they lie in.
 
     Raises:
         DataError: A row has no form.

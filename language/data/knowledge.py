@@ -9,13 +9,16 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import listing
-from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.files import Row, hub_rows, read_rows
+from stable_forgetting.language.data.files import hub_rows, read_rows
+from stable_forgetting.language.data.forms import Row
 from stable_forgetting.language.data.readers import TextDataConfig
 
 HUB = "hub:"
@@ -40,10 +43,10 @@ class KnowledgeData(TextDataConfig):
     """Tables of passages and questions, or invented subjects.
 
     Attributes:
-        invented: Subjects of each kind, in the place of all tables.
+        invented: Subjects of each kind, in the place of all tables; there are 72 names.
     """
 
-    invented: Count | None = None
+    invented: Annotated[int, Field(ge=1, le=72)] | None = None
 
     @abstractmethod
     def places(self) -> Iterable[str]:

@@ -129,7 +129,8 @@ class MuseData(TextDataConfig):
 
     def stand_in(self, data_root: Path | None) -> MuseData:
         """Invented news; in short chunks where it is known how many the real text has."""
-        if self.corpus == "invented" or local_folder(data_root, self.corpus) is not None:
+        there = local_folder(data_root, self.corpus) is not None and self.source != "hub"
+        if self.corpus == "invented" or there:
             return self
         short = {"max_length": min(self.max_length, SHORT)} if self.corpus == "news" else {}
         return self.model_copy(update={"corpus": "invented", **short})

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.files import listing
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import derive, hash_order
 from stable_forgetting.language.config import CausalModelConfig
@@ -144,9 +145,18 @@ class TdecData(TextDataConfig):
     def stand_in(self, data_root: Path | None) -> TdecData:
         """As many texts, cut short, since EL decodes from every prefix; notes for absent ones."""
         root = data_root or Path.cwd()
-        absent = self.forget is not None and not any(root.glob(self.forget))
+        absent = not all(path.exists() for path in self._paths(root))
         notes = dict.fromkeys(("forget", "retain", "unseen", "test")) if absent else {}
         return self.model_copy(update={**notes, "max_length": min(self.max_length, SHORT)})
+
+    def listing(self, data_root: Path | None) -> str:
+        """Of all files; empty for embedded notes."""
+        return listing(self._paths(data_root or Path.cwd()))
+
+    def _paths(self, folder: Path) -> list[Path]:
+        """Files and folders, there or not; none for embedded notes."""
+        places = (self.forget, self.retain, self.unseen, self.test)
+        return [path for place in places if place is not None for path in _matches(folder, place)]
 
     def in_pieces(self, corpus: Corpus, encoder: Encoder) -> Corpus:
         """Every text cut to T tokens."""
@@ -161,6 +171,7 @@ def _corpus(
     config: TdecData, sets: Sequence[Sequence[str]], streams: Streams, provenance: str
 ) -> Corpus:
     items = [Item("forget", group, "", text) for group, texts in enumerate(sets) for text in texts]
+    forgotten = {item.answer.strip() for item in items}
     shares = {
         "retain": (config.retain, config.retain_rows),
         "validation": (config.test, config.test_rows),
@@ -171,6 +182,8 @@ def _corpus(
         texts = list(islice(streams[path], most))
         if not texts:
             raise DataError(f"{path}: no row is left for {part}; give more, or lower the others")
+        if not forgotten.isdisjoint(map(str.strip, texts)):
+            raise DataError(f"{path}: a text of {part} is in {config.forget} too; remove it")
         items += [Item(part, -1, "", text) for text in texts]
     return Corpus(tuple(items), f"tdec ({provenance})")
 
@@ -190,13 +203,16 @@ def _sets(folder: Path, config: TdecData) -> list[list[str]]:
         return [_decoded(tokens[rows], folder, config) for rows in chosen]
     if place.is_dir():
         paths = sorted(path for path in place.iterdir() if path.name.endswith(_SUFFIXES))
-    elif "*" in config.forget:
-        paths = sorted(folder.glob(config.forget))
     else:
-        paths = [place]
+        paths = _matches(folder, config.forget)
     if not paths:
         raise DataError(f"{place}: no such files; download them ({WHERE}) and give --data-root")
     return [_read(path)[: config.rows] for path in paths]
+
+
+def _matches(folder: Path, place: str) -> list[Path]:
+    """What a pattern matches, by name; the path itself where it is none, or matches nothing."""
+    return (sorted(folder.glob(place)) if "*" in place else []) or [folder / place]
 
 
 def _texts(folder: Path, path: str, config: TdecData) -> list[str]:

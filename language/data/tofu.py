@@ -21,13 +21,13 @@ from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.language.data.corpus import FACTS, Corpus
 from stable_forgetting.language.data.fictitious import REFUSAL_LINES, FictitiousData
 from stable_forgetting.language.data.files import (
-    Row,
     hub_rows,
     item_of,
     lines_of,
     read_rows,
     stored,
 )
+from stable_forgetting.language.data.forms import Row
 from stable_forgetting.language.data.readers import FIRST_READERS, TextDataConfig
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers every method
 from stable_forgetting.benchmarks.apply import Application, apply
+from stable_forgetting.common.audits.members import sides
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
 from stable_forgetting.common.bounded.attach import detach
 from stable_forgetting.common.bounded.files import load_adapter
-from stable_forgetting.language.apply.benchmark import read_rows
+from stable_forgetting.language.apply.benchmark import GivenTexts, read_rows
 from stable_forgetting.language.apply.report import outcome
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.tokenizers import train_tokenizer
@@ -413,6 +415,7 @@ def test_a_collapse_and_an_unknown_text_are_told():
         ({"options": {"template": "llama3_chat"}}, ["<|begin_of_text|>"]),
         ({"options": {"arch": "vit"}}, ["arch is for images", "leave it out"]),
         ({"options": {"max_length": 97}}, ["97", "96 tokens"]),
+        ({"options": {"max_length": 0}}, ["0 is fewer than 8 tokens"]),
     ],
 )
 def test_bad_requests(request_, changes, words):
@@ -584,6 +587,13 @@ def test_a_hub_id_is_fetched_once_and_named(world, request_, monkeypatch):
         "someone/a-model",
         "gpt_neo",
     )
+
+
+def test_rows_that_no_model_saw_are_the_other_side_of_attacks_on_membership():
+    parts = {"forget": np.arange(3), "retain": np.arange(3, 9), "test": np.arange(9, 12)}
+    task = SimpleNamespace(split=SimpleNamespace(parts=parts))
+    members, unseen = sides(task, GivenTexts.part_table)
+    assert members is parts["forget"] and unseen is parts["test"]
 
 
 def test_the_command(world, tmp_path, cli):

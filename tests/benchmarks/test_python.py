@@ -144,6 +144,12 @@ def test_a_module_of_ones_own_needs_tensors(pictures, tmp_path):
         ),
         ([{"image": torch.zeros(3, 32, 32)}], DataError, "none of label, labels"),
         ([(torch.zeros(3, 32, 32), "red")], DataError, "sample 0 has the label 'red'; give the"),
+        ([(torch.zeros(3, 32, 32), 0.5)], DataError, "sample 0 has the label 0.5; give the number"),
+        (
+            [(Image.new("RGB", (32, 32)), 0), (torch.zeros(3, 32, 32), 0)],
+            DataError,
+            "forget: holds tensors and images of PIL; give all in one form",
+        ),
         ([(Image.new("I;16", (32, 32)), 0)], DataError, "forget[0]: has pixels of mode I;16"),
     ],
 )

@@ -19,9 +19,9 @@ RULE = acceptance(SWEEP_AXES, {}, "test")
 TARGETS = {1: {"fa": 0.0, "ra": 100.0, "ta": 98.0}}
 
 
-def cell(lr, step=100, fa=0.0, ra=100.0, **over):
+def cell(lr, step=100, fa=0.0, ra=100.0, seed=1, **over):
     metrics = {"fa": fa, "ra": ra, "ta": 98.0}
-    return Cell("m", 1, False, lr, 1.0, step, metrics, **over)
+    return Cell("m", seed, False, lr, 1.0, step, metrics, **over)
 
 
 def dead(lr, step):
@@ -63,6 +63,12 @@ def test_what_would_be_empty_is_left_out():
     assert "Diverged" not in found
     assert found["Where the bound acts"] == ["–", "25"], "an older block has no second share"
     assert set(tables([cell(0.1)])) == {"RA where forgotten"}
+
+
+def test_cells_of_a_seed_whose_retrain_is_not_there_yet_are_not_judged():
+    found = tables([cell(0.1, ra=98.0), cell(0.1, seed=2, ra=10.0, delta_ratio=0.5)])
+    assert found["RA where forgotten"] == ["98.0 (1 of 1)"]
+    assert found["Distance from Original"] == ["0.5"]
 
 
 def test_an_entrywise_bound_is_read_off_the_adapters(tiny):

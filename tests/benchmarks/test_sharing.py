@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -197,7 +198,7 @@ def test_shipped_results_are_compared(cli, one_line_error, tmp_path):
     silent = tmp_path / "digits-class"
     silent.mkdir()
     shutil.copy(RESULTS / "digits-class" / "leaderboard.json", silent)
-    with open(silent / "runs.csv", "w", newline="") as file:
+    with open(silent / "runs.csv", "w", newline="", encoding="utf-8-sig") as file:  # as Excel does
         writer = csv.DictWriter(file, list(runs[0]))
         writer.writeheader()
         writer.writerows(runs)
@@ -212,6 +213,17 @@ def test_shipped_results_are_compared(cli, one_line_error, tmp_path):
     assert "is of digits-class, tofu-small (shipped) of tofu-small" in fault
     fault = one_line_error(cli("compare", "digits-class", "tofu-small", *store))
     assert "of tofu-small (shipped), results of two suites, can be paired" in fault
+
+
+def test_a_bundle_is_utf8_whatever_the_machine_writes_else(scored, monkeypatch, tmp_path):
+    written = Path.write_text
+
+    def write_text(path, text, encoding=None):
+        assert encoding == "utf-8", path
+        return written(path, text, encoding)
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    write_bundle(scored.board, scored.store, tmp_path / "bundle")
 
 
 def test_a_bundle_verifies_from_its_scores(scored, cli, tmp_path):

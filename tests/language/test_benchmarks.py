@@ -96,8 +96,9 @@ FILES = {"forget": "forget.jsonl", "retain": "retain.jsonl", "holdout": "holdout
 
 
 def of_files(folder, rows, promised):
-    for name in FILES.values():
-        (folder / name).write_text("\n".join(json.dumps(row) for row in ROWS[rows]))
+    for part, name in FILES.items():
+        lines = (json.dumps(row).replace(" is ", f" of {part} is ") for row in ROWS[rows])
+        (folder / name).write_text("\n".join(lines))
     data = {"name": "jsonl", "files": FILES, "rows": promised, "max_length": 64}
     more = {"scenario": {"kind": "files"}, "evaluation": {"max_new_tokens": 4}}
     return benchmark("tofu", folder, data=data, **more)
@@ -133,6 +134,17 @@ def test_rows_are_what_they_promise(tmp_path, rows, promised, clue):
     assert "\n" not in str(caught.value) and f"data.rows: {rows}" in str(caught.value)
 
 
+@pytest.mark.parametrize(("part", "other"), [("forget", "retain"), ("retain", "holdout")])
+def test_a_row_is_forgotten_or_kept_or_never_seen(tmp_path, part, other):
+    bench = of_files(tmp_path, "answers", "answers")
+    first = (tmp_path / FILES[part]).read_text().splitlines()[0]
+    with (tmp_path / FILES[other]).open("a") as file:
+        file.write("\n" + first.replace('"it', '" it'))
+    clue = rf"{FILES[part]} row 1 \({part}\) and {FILES[other]} row 7 \({other}\) are the same"
+    with pytest.raises(DataError, match=clue):
+        _ = bench.source
+
+
 def test_rows_and_answers_fit_the_window_of_a_tiny_model():
     small = {**TINY, "context": 48}
     data = {"authors": 2, "forget_authors": 1}
@@ -152,8 +164,8 @@ def test_rows_fit_the_window_of_a_model_in_a_folder(tmp_path):
     model = build_model(CausalModelConfig(**tiny), source.vocab_size, 0)
     model.save_pretrained(tmp_path / "model")
     source.tokenizer.save_pretrained(tmp_path / "model")
-    for name in FILES.values():
-        (tmp_path / name).write_text(json.dumps({"text": "the page of a book " * 9}))
+    for part, name in FILES.items():
+        (tmp_path / name).write_text(json.dumps({"text": "the page of a book " * 9 + part}))
     data = {"name": "jsonl", "files": FILES}
     more = {"scenario": {"kind": "files"}, "model": {"name": str(tmp_path / "model")}}
     bench = benchmark("tofu", tmp_path, data=data, **more)

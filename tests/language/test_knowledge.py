@@ -244,6 +244,8 @@ def test_absent_tables_are_invented_for_a_rehearsal_and_named_otherwise(name, tm
     config = TextDataConfig.of(name=name)
     assert config.stand_in(tmp_path / "none").invented == 12
     assert config.stand_in(files) == config
+    with pytest.raises(ValueError, match="less than or equal to 72"):
+        TextDataConfig.of(name=name, invented=73)
     with pytest.raises(DataError, match=r"no such file; give it, or hub:OWNER/NAME:CONFIG:SPLIT"):
         load_corpus(config, tmp_path / "none")
 

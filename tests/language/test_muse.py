@@ -93,6 +93,13 @@ def test_the_hub_is_asked_for_a_pinned_revision(monkeypatch):
     assert repository == "muse-bench/MUSE-News" and len(revision) == 40
 
 
+def test_a_rehearsal_reads_no_hub_where_a_folder_is_there_that_the_suite_does_not_read(tmp_path):
+    (tmp_path / "muse" / "news").mkdir(parents=True)
+    data = MuseData(corpus="news")
+    assert data.stand_in(tmp_path) is data
+    assert data.model_copy(update={"source": "hub"}).stand_in(tmp_path).corpus == "invented"
+
+
 def test_scal_and_sust_are_folds_of_one_original():
     scal, sust = (
         bench(folds=name, scenario={"kind": name, "fold": 3}) for name in ("scal", "sust")

@@ -243,6 +243,26 @@ def test_files_of_ones_own(tmp_path):
         assert second == [note(k) for k in range(50, 54)]
 
 
+def test_files_are_listed_and_each_must_be_there_or_notes_stand_in(tmp_path):
+    data = TextDataConfig.of(**files(tmp_path, forget="set*.csv"))
+    before = data.listing(tmp_path)
+    assert before and before == data.listing(tmp_path)
+    (tmp_path / "set.csv").write_text("text\nanother text\n")
+    assert before != data.listing(tmp_path), "an edit is seen without reading it"
+    assert data.stand_in(tmp_path).forget == "set*.csv"
+    (tmp_path / "other.csv").unlink()
+    assert data.listing(tmp_path) == "" and data.stand_in(tmp_path).forget is None
+    assert TextDataConfig.of(**DATA).listing(tmp_path) == ""
+
+
+@pytest.mark.parametrize("part", ["retain", "test", "unseen"])
+def test_a_text_to_forget_is_in_no_other_part(tmp_path, part):
+    data = files(tmp_path)
+    (tmp_path / "copy.csv").write_text(f'text\n" {note(0)}"\n' * 2)
+    with pytest.raises(DataError, match=r"copy\.csv: a text of \w+ is in set\.csv too; remove it"):
+        TextDataConfig.of(**{**data, part: "copy.csv"}).read(tmp_path)
+
+
 def test_a_carriage_return_stays_in_its_text(tmp_path):
     text = 'one\r\ntwo "three"\rfour, and five words more'
     data = files(tmp_path, [{"text": text}])
@@ -269,6 +289,9 @@ def test_a_set_that_is_not_utf8_or_missing_is_one_line(tmp_path):
     data = files(tmp_path)
     (tmp_path / "set.csv").write_bytes(b"text\n\xff\xfe\xfa\n")
     with pytest.raises(DataError, match=r"set\.csv: cannot be read .*; fetch it again"):
+        made(data, tmp_path).split(0)
+    (tmp_path / "set.csv").write_text(f'text\n"{note(0)}"\n"{note(1)[:50]}')
+    with pytest.raises(DataError, match=r"set\.csv: is not CSV \(unexpected end of data\)"):
         made(data, tmp_path).split(0)
     for name in ("gone.csv", "gone_*.csv"):
         with pytest.raises(DataError, match=r"no such file.*; download .*knowledge-unlearning"):

@@ -246,6 +246,10 @@ def test_files_of_ones_own(tmp_path):
         ('{"prompt": "a"}', "row 1 needs question and answer, or text"),
         ('{"text": " "}', "text is empty"),
         ('{"question": "a", "answer": 3}', "column answer is not text"),
+        (
+            '{"messages":[{"role": "user", "content": ""}, {"role": "assistant", "content": "a"}]}',
+            "user's message is empty; give the answer alone as text",
+        ),
         ('{"question": "a", "answer": "b", "perturbed_answer": 3}', "perturbed_answer.* not text"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.benchmarks.muse import MuseBenchmark
 from stable_forgetting.language.benchmarks.tofu import TofuBenchmark
 from stable_forgetting.vision.benchmark import VisionBenchmark
@@ -91,6 +93,18 @@ def test_a_suite_is_measured_from_its_store(cli, tiny_suite, tmp_path, monkeypat
     assert after["forget_loss"] < before["forget_loss"], "relearning was on the forget set"
     rounded = models.changed("gd", 1, "rounded")
     assert rounded["forget_loss"] != before["forget_loss"]
+
+
+def test_relearning_has_its_own_steps_and_no_warm_up_of_the_recipe(monkeypatch):
+    recipes = []
+    monkeypatch.setattr(cards, "fit", lambda *given, **_: recipes.append(given[3]))
+    monkeypatch.setattr(cards.data, "Loader", lambda *_, **__: None)
+    recipe = FitConfig(epochs=5, warmup_epochs=1, epochs_of="forget", timing="transformers")
+    benchmark = SimpleNamespace(source=None, recipe=recipe, forward=None)
+    cards.relearn(None, benchmark, SimpleNamespace(parts={"forget": np.arange(4)}), 1)
+    assert recipes[0].steps == cards.STEPS and recipes[0].epochs is None
+    assert recipes[0].warmup_epochs is None and recipes[0].epochs_of is None
+    assert recipes[0].timing == "own"
 
 
 def test_the_shipped_page_and_the_findings_are_those_of_the_shipped_cards():

@@ -133,7 +133,10 @@ class Pairs(Dataset[Any]):
         if isinstance(image, torch.Tensor) and image.dtype in HALF:
             image = image.float()
         try:
-            return image, int(label)
+            number = int(label)
+            if not isinstance(label, str) and label != number:
+                raise ValueError("a part of a class")
+            return image, number
         except (TypeError, ValueError, RuntimeError):
             raise DataError(
                 f"{self._role}: sample {index} has the label {label!r}; give the number of its "
@@ -164,8 +167,12 @@ def read_samples(given: Any, role: str) -> Images:
     pairs = Pairs(given, role)
     labels, hashes = [], []
     size: torch.Size | None = None
+    pictures: bool | None = None
     for index in range(len(pairs)):
         image, label = pairs[index]
+        pictures = is_picture(image) if pictures is None else pictures
+        if is_picture(image) != pictures:
+            raise DataError(f"{role}: holds tensors and images of PIL; give all in one form")
         if isinstance(image, torch.Tensor):
             size = size or image.shape
             if image.shape != size:

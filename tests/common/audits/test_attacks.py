@@ -35,6 +35,7 @@ from stable_forgetting.common.audits.weights import (
     NF4,
     NormalFloat,
     Prune,
+    Requantise,
     ScaleAdapter,
     normal_float,
     pruned,
@@ -173,6 +174,14 @@ def test_a_smaller_adapter_hides_less(toy):
     assert found["x1 forget"].value == accuracy(task, hidden) == 0
     with pytest.raises(NotApplicable, match="no adapter"):
         ScaleAdapter().measure(toy.task())
+
+
+def test_codes_of_quantised_weights_are_neither_rounded_nor_pruned_nor_scaled(toy):
+    packed = hiding(toy, -1.0)
+    packed.blocks[0].mlp.fc1 = Int8Linear(packed.blocks[0].mlp.fc1)
+    for attack in (Requantise(), NormalFloat(), Prune(), ScaleAdapter()):
+        with pytest.raises(NotApplicable, match="weights are quantised already"):
+            attack.measure(toy.task(packed, adapted=True))
 
 
 # The lens
@@ -315,6 +324,14 @@ def test_examples_never_push_an_answer_out_of_the_context():
     assert counted == [4 * len(pairs)] * 5, "a longer question pushes no answer out of max_length"
     with pytest.raises(NotApplicable, match="does not hold the whole answers"):
         Paraphrase().measure(task(alone - 1))
+
+
+def test_a_plain_text_to_forget_has_no_question_to_put_in_other_words():
+    source = source_of([Item("x", -1, "who is 1?", "it is Ada"), Item("x", -1, "", "a plain text")])
+    task = SimpleNamespace(source=source, split=SimpleNamespace(parts={"forget": np.arange(2)}))
+    for attack in (FewShot(), Paraphrase()):
+        with pytest.raises(NotApplicable, match="samples are questions with answers"):
+            attack.measure(task)
 
 
 def test_images_have_no_questions(toy):

@@ -139,6 +139,15 @@ def test_the_probe_reads_a_class_that_the_head_hides(toy):
         assert found == audit.measure(task)
 
 
+def test_tests_of_the_forgotten_class_alone_say_nothing_of_retained_ones(toy):
+    task = toy.task()
+    forget, retain = (task.split.parts[part] for part in ("forget", "retain"))
+    parts = {"forget": forget[::2], "retain": retain, "test": forget[1::2]}
+    task.split = replace(task.split, parts=parts)
+    for audit in (LinearProbe(), Prototype()):
+        assert [*audit.measure(task)] == ["forgotten"], type(audit)
+
+
 def test_the_probe_is_for_whole_classes(toy):
     for audit in (LinearProbe(), Prototype(), OverUnlearning()):
         with pytest.raises(NotApplicable, match="whole classes"):

@@ -205,6 +205,8 @@ def test_halves_put_every_sample_on_both_sides(make_scores):
     assert found["b.acc"].value > 90 and "only 4 models per side" in found["b.acc"].note
     with pytest.raises(NotApplicable, match="6 or more halves"):
         ULira().halves(models[:2], seed=0)
+    odd = ULira().halves([*models[:3], *models[4:]], seed=0)
+    assert odd == ULira().halves([*models[:2], *models[4:]], seed=0), "model 2 has no complement"
     few = [{**each, "forget": each["forget"].select(np.arange(6))} for each in models]
     with pytest.raises(NotApplicable, match="different samples"):
         ULira().halves(few, seed=0)
