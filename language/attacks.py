@@ -34,7 +34,7 @@ class Zlib(MemberAttack):
     Source: Carlini et al. 2021 (arXiv 2012.07805); open-unlearning (evals/metrics/mia).
     """
 
-    info = AuditInfo(3, "minutes", "%", "that of Retrain, near 50")
+    info = AuditInfo(4, "minutes", "%", "that of Retrain, near 50")
 
     def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
         """Likelihood over compressed length.

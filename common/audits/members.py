@@ -146,7 +146,9 @@ def separation(members: np.ndarray, others: np.ndarray) -> Measure:
     for ours, theirs in ((members, others), (others, members)):
         places = np.searchsorted(np.sort(theirs), ours, "left")
         upto = np.searchsorted(np.sort(theirs), ours, "right")
-        spreads.append(np.var((places + upto) / (2 * len(theirs))) / len(ours))
+        placements = (places + upto) / (2 * len(theirs))
+        spread = np.var(placements, ddof=1) if len(ours) > 1 else math.inf
+        spreads.append(spread / len(ours))
     half, n = 100 * 1.959964 * math.sqrt(float(sum(spreads))), len(members) + len(others)
     ends = (max(0.0, area - half), min(100.0, area + half))
     fewest = min(len(members), len(others))
@@ -157,7 +159,7 @@ def separation(members: np.ndarray, others: np.ndarray) -> Measure:
 class MemberAttack(ModelAudit):
     """An attack that gives every sample a score: is it in the forget set, or was it never seen?"""
 
-    info = AuditInfo(2, "minutes", "%", "that of Retrain, near 50")
+    info = AuditInfo(3, "minutes", "%", "that of Retrain, near 50")
     leaks: ClassVar[str] = "AUC"
 
     def measure(self, task: AuditTask) -> Measures:
@@ -226,7 +228,7 @@ class Snapshots(MemberAttack):
     Source: 2505.24379 (two checkpoints of one model); Chen et al. 2021 (arXiv 2005.02205).
     """
 
-    info = AuditInfo(2, "minutes", "%", "that of Retrain")
+    info = AuditInfo(3, "minutes", "%", "that of Retrain")
 
     def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
         """How much the likelihood fell."""

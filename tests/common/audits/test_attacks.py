@@ -364,7 +364,10 @@ def test_whether_it_is_known_again_is_asked_of_no_more_samples_than_needed():
 def test_the_area_and_its_interval_by_hand():
     found = separation(np.array([3.0, 2.0]), np.array([1.0, 2.0]))
     assert found.value == 87.5 and found.low < 87.5 <= found.high and found.n == 4
+    assert found.low == pytest.approx(100 * (0.875 - 1.959964 * 32**-0.5)), "n - 1, as DeLong"
     assert found.note == "only 2 samples a side"
+    alone = separation(np.array([3.0]), np.array([1.0, 2.0]))
+    assert (alone.value, alone.low, alone.high) == (100, 0, 100), "one sample has no spread"
     assert separation(np.ones(50), np.ones(70)).value == 50
     assert separation(np.ones(50), np.ones(70)).note == ""
 
