@@ -8,6 +8,8 @@ is forget_loss over ceiling.loss, no distances and settings, which are in ``lead
 column that another one says, and the first twelve digits of digests.
 Fractions have six digits there and five in ``runs.csv``, four where tables print three at most;
 distances by seed, which ``compare`` tests, have ten.  So the wheel stays below two megabytes.
+
+Of a sweep it keeps the report and the pictures, under ``maps``.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.report.shipped import RESULTS
+from stable_forgetting.benchmarks.sweeps.board import CELLS
 
 BULKY = ("gaps", "dynamics", "parts", "worst", "edges", "metrics")
 KEPT = ("ag", "ag4")
@@ -103,6 +106,8 @@ def _short(head: str, cell: str) -> str:
 def ship(store: Path, suite: str) -> Path:
     """Copies a suite's report from a store; the folder among the results."""
     source, target = store / "suites" / suite, RESULTS / suite
+    if (source / CELLS).exists():  # no other report has it
+        return _ship_sweep(source)
     target.mkdir(exist_ok=True)
     for file in [*source.glob("*.md"), *source.glob("*.svg")]:
         shutil.copy(file, target)
@@ -111,6 +116,19 @@ def ship(store: Path, suite: str) -> Path:
     board = thin(json.loads((source / "leaderboard.json").read_text("utf-8")))
     text = json.dumps(board, separators=(",", ":"))
     (target / "leaderboard.json").write_text(text + "\n", encoding="utf-8")
+    return target
+
+
+def _ship_sweep(source: Path) -> Path:
+    target = RESULTS / "maps" / source.name
+    target.mkdir(exist_ok=True)
+    _, report = (source / "LEADERBOARD.md").read_text("utf-8").split("\n", 1)
+    report = report.replace("(leaderboard.svg)", "(map.svg)")
+    head = f"# {source.name}: stability map (measured)\n"
+    (target / "MAP.md").write_text(head + report, encoding="utf-8")
+    shutil.copy(source / "leaderboard.svg", target / "map.svg")
+    if (source / "depth.svg").exists():
+        shutil.copy(source / "depth.svg", target)
     return target
 
 
