@@ -9,14 +9,44 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class _Examples:
+    """Ends the help with the examples, one a line, which Rich would run together."""
+
+    epilog: str | None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help, and what the epilogue has after it."""
+        examples, self.epilog = self.epilog, None
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+        self.epilog = examples
+        formatter.write(examples)
+
+
+class _Group(_Examples, TyperGroup):
+    pass
+
+
+class _Command(_Examples, TyperCommand):
+    pass
+
+
+def _listed(*examples: str) -> str:
+    """The end of a help text."""
+    head = "Example" if len(examples) == 1 else "Examples"
+    return "\n".join([f" {head}:", *(f"   {example}" for example in examples), ""])
+
 
 app = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Benchmark machine unlearning: run suites, and print leaderboards with a noise floor.",
-    epilog="Examples:  unlearn demo  ·  unlearn run digits-class  ·  unlearn show gd_sine",
+    epilog=_listed("unlearn demo", "unlearn run digits-class", "unlearn show gd_sine"),
 )
 
 
@@ -44,10 +74,9 @@ def command(*examples: str) -> Callable[[F], F]:
     A parameter whose type is a dataclass stands for a group of options: each of its fields becomes
     an option, and the function is given the whole.  Groups may share a field.
     """
-    head = "Example" if len(examples) == 1 else "Examples"
 
     def register(function: F) -> F:
-        app.command(epilog=f"{head}:  {'  ·  '.join(examples)}")(_flat(function))
+        app.command(cls=_Command, epilog=_listed(*examples))(_flat(function))
         return function
 
     return register

@@ -65,7 +65,7 @@ def tidy(line: str) -> str:
 def epilogues() -> Iterator[tuple[str, str]]:
     """(command, example) of every help text."""
     for name, entry in {"unlearn": GROUP, **GROUP.commands}.items():
-        for example in re.sub(r"^Examples?:", "", entry.epilog or "").split("·"):
+        for example in (entry.epilog or "").strip().splitlines()[1:]:
             yield f"unlearn {name} --help", example.strip()
 
 
