@@ -131,7 +131,8 @@ HUNDRED = "cifar100-class10-small-attack/LEADERBOARD.md"
 
 CONTROLLED = tuple(met.suite for met in versus.encounters([TIGHT_UL], [RESULTS])[0])
 RELEARNT = ("digits-all-class", "cifar10-transfer-class", "cifar100-class10-small-attack",
-            "cifar100-transfer-class10", "tofu-small-attack", "muse-news-small-attack")  # fmt: skip
+            "cifar100-transfer-class10", "tofu-small-attack", "tdec-small-attack",
+            "muse-news-small-attack")  # fmt: skip
 
 
 def table_row(path: str, columns: int) -> list[str]:
