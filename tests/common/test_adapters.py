@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.utils.prune import l1_unstructured
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.bounded.attach import (
     BoundedLinear,
@@ -36,6 +37,7 @@ from stable_forgetting.common.bounded.files import (
     save_adapter,
 )
 from stable_forgetting.common.bounded.statistics import adapter_statistics
+from stable_forgetting.common.methods.fast_ntk import FastNTK
 from stable_forgetting.common.methods.gradient import AdaptedConfig, adapter_targets
 from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.train.config import FitConfig
@@ -393,6 +395,12 @@ def test_a_model_without_layers_for_a_placement_is_told_what_is_left(targets, wo
     with pytest.raises(ConfigError) as error:
         adapter_targets(task, "mlp", None)
     assert words in one_line(error)
+
+
+def test_an_empty_list_of_targets_is_not_the_usual_ones():
+    for config, name in ((AdapterConfig, "targets"), (FastNTK.Config, "parameters")):
+        with pytest.raises(ConfigError, match="at least 1 item"):
+            validate(config, {name: []}, "suite")
 
 
 def test_a_pattern_without_a_match_names_what_there_is(tiny):
