@@ -54,11 +54,9 @@ def _parquet_rows(path: Path) -> list[Row]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
+        return list(pyarrow.parquet.read_table(path).to_pylist())
     except Exception as error:  # pyarrow raises types of its own
         raise DataError(f"{path}: is not parquet ({one_line(error)}); fetch it again") from None
-    _once(table.column_names, f"{path}: column")
-    return list(table.to_pylist())
 
 
 def _once(names: Iterable[str], what: str) -> None:

@@ -303,16 +303,6 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path, name, content, line):
     assert [row["text"] for row in read_rows(tmp_path / "unnamed.csv")] == ["a"]
 
 
-def test_a_parquet_column_that_is_there_twice_is_refused(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], ["text"] * 2)
-    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
-    with pytest.raises(DataError, match="column 'text' is there twice"):
-        read_rows(tmp_path / "t.parquet")
-
-
 def test_a_set_that_is_not_utf8_or_missing_is_one_line(tmp_path):
     data = files(tmp_path)
     (tmp_path / "set.csv").write_bytes(b"text\n\xff\xfe\xfa\n")
