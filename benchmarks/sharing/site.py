@@ -148,11 +148,10 @@ def _of_store(store: Path) -> Iterator[Page]:
         raise ConfigError(f"--store {store}: holds no suites; run one first")
     for folder in sorted(path for path in (store / "suites").iterdir() if path.is_dir()):
         try:
-            suite = load_suite(remembered(folder.name, store))
-        except UserError as error:  # of a file or plugin that is not here
+            board = make_leaderboard(load_suite(remembered(folder.name, store)), StageStore(store))
+        except UserError as error:  # of a file or plugin that is not here, or of a damaged stage
             logger.warning("left out: %s: %s", folder.name, error)
             continue
-        board = make_leaderboard(suite, StageStore(store))
         if board.records:
             yield _page(board, f"run-{_file(folder.name)}", "own")
 
