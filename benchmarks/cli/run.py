@@ -53,7 +53,7 @@ from stable_forgetting.benchmarks.sweeps.report import grid_section
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import ConfigError, UserError
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
+from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore, check_writable
 from stable_forgetting.common.train.tracking import check_tracker, send_runs
 
 SECONDS = 0.5
@@ -293,6 +293,7 @@ def _rehearse_suites(
     if record is not None and (selection.only or selection.set_ or selection.seeds):
         raise ConfigError("--record: a suite is rehearsed whole; leave --only, --set, --seeds out")
     if record is not None:
+        check_writable(record.parent, "--record")
         read_rehearsals(record)  # what cannot be added to is refused before the work
     names = full_suites() if name == "full" else [name]
     suites = [suite for each in names for suite in selection.suites(each, machine.store)]

@@ -31,7 +31,7 @@ from stable_forgetting.benchmarks.sharing.records import board_of, read_records
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
 from stable_forgetting.benchmarks.suite.remembered import suite_files
 from stable_forgetting.benchmarks.suite.resolve import load_suite
-from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.files import json_digest
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.scores import Scores, load_scores, save_scores
@@ -369,6 +369,18 @@ def test_the_site_has_the_suites_of_a_store(copied, cli, tmp_path, one_line_erro
         assert f'href="{path.stem}.tex"' in path.read_text()
     fault = one_line_error(cli("site", "--out", tmp_path / "other", "--store", tmp_path))
     assert "holds no suites" in fault and not (tmp_path / "other").exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(scored, tmp_path):
+    """The submissions are no bundles, which a site finds out when it reads them."""
+    (tmp_path / "bundles" / "none").mkdir(parents=True)
+    line = r"--out .*(name the folder itself|can be written)"
+    for out in (tmp_path / "missing" / "..", scored.path / "below-a-file"):
+        with pytest.raises(ConfigError, match=line):
+            site.write_site(out, tmp_path / "bundles")
+        with pytest.raises(ConfigError, match=line):
+            write_bundle(scored.board, scored.store, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["bundles"]
 
 
 def test_the_site_leaves_out_a_damaged_suite_of_a_store(scored, tmp_path, caplog):
