@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +186,8 @@ def attack(
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
-        lacking = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
+        command = f"unlearn run {shlex.quote(suite)}"
+        lacking = f"no records of {resolved.name} in {store}; run: {command}"
         show_shipped(resolved.name, lacking, under="Attacks")
         return
     missing, probes = _missing(planner, chosen, shadows), planner.probe_plan(chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from collections import Counter
@@ -275,7 +276,7 @@ def _run_stage(suite: str, key: str, selection: Selection, machine: Machine) -> 
     if len(hits) != 1:
         raise ConfigError(
             f"key '{key}' fits {len(hits)} stages of {resolved.name}; see: unlearn "
-            f"plan {suite} --keys"
+            f"plan {shlex.quote(suite)} --keys"
         )
     (stage,) = hits
     store.sweep()
@@ -332,7 +333,8 @@ def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -
         export_samples(board, runtime.store, write_samples(board, runtime))
     written = runtime.store / "suites" / board.suite.name
     folder = escape(short_path(written))
-    events = escape(short_path(runtime.store / "tensorboard" / board.suite.name / "summary"))
+    summary = runtime.store / "tensorboard" / board.suite.name / "summary"
+    events = escape(shlex.quote(short_path(summary)))
     for text in (
         f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .tex, .csv, .json, .svg)",
         f"[bold]Records[/bold]      {folder}/records.jsonl",

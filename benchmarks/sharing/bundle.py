@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -59,7 +60,7 @@ def write_bundle(board: Leaderboard, store: StageStore, out: Path) -> int:
     if not board.complete:
         raise ConfigError(
             f"{board.suite.name}: {board.missing} records are missing; run: unlearn run "
-            f"{board.suite.name}"
+            f"{shlex.quote(board.suite.name)}"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     folder, packed = beside(out), beside(out)
@@ -180,7 +181,8 @@ def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
 def _check(folder: Path, path: Path) -> None:
     if not (folder / MANIFEST).exists():
         raise DataError(
-            f"{path}: no bundle (it lacks {MANIFEST}); make one: unlearn submit SUITE --out {path}"
+            f"{path}: no bundle (it lacks {MANIFEST}); make one: unlearn submit SUITE --out "
+            f"{shlex.quote(str(path))}"
         )
     with reading(f"{path}: {MANIFEST} cannot be read"):
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import shlex
 import shutil
 import zipfile
 from pathlib import Path
@@ -354,6 +355,15 @@ def test_submitting_says_what_it_lacks(scored, tmp_path, cli, one_line_error):
         cli("submit", "digits-class", "--out", tmp_path / "x", "--store", tmp_path)
     )
     assert "no records of digits-class" in fault and list(tmp_path.iterdir()) == []
+
+
+def test_commands_in_messages_can_be_typed(tiny_suite, cli, tmp_path, one_line_error):
+    (tmp_path / "my suites").mkdir()
+    path = tiny_suite(tmp_path / "my suites", methods=METHODS)
+    store, out = ("--store", tmp_path / "store"), ("--out", tmp_path / "out")
+    for words in (["report", path], ["attack", path], ["submit", path, *out]):
+        command = one_line_error(cli(*words, *store)).rpartition("run: ")[2]
+        assert shlex.split(command) == ["unlearn", "run", str(path)]
 
 
 def test_the_site_has_the_suites_of_a_store(copied, cli, tmp_path, one_line_error):
