@@ -102,6 +102,23 @@ def test_the_start_changes_nothing(tiny, name):
     torch.testing.assert_close(model(x), before, rtol=0, atol=1e-6)
 
 
+def test_hooks_of_a_layer_go_on_around_its_adapter_and_after_the_merge(tiny):
+    model, seen = tiny.net(), []
+    layer = model.get_submodule("blocks.0.mlp.fc1")
+    called = layer.register_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+    layer.register_forward_pre_hook(lambda *_, **__: seen.append("before"), with_kwargs=True)
+    layer.register_full_backward_hook(lambda *_: seen.append("back"))
+    attach(model, MLP, AdapterConfig(rank=2), stream(), trainable=("stem.*",))
+    model(inputs()).sum().backward()
+    assert seen == ["before", "BoundedLinear", "back"]
+    model(inputs())
+    detach(model)
+    model(inputs())
+    called.remove()
+    model(inputs())
+    assert seen[3:] == ["before", "BoundedLinear", "before", "Linear", "before"]
+
+
 @pytest.mark.parametrize(
     ("fields", "slope"),
     [
