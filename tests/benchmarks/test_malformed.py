@@ -271,6 +271,8 @@ COMMANDS = [
     ("compare gd_sine,gd_sin", "no table has gd_sin"),
     ("apply --out {good}.out", "give --model, --forget, --method"),
     ("apply --convert a.pth --method gd --out {good}.out", "leave --method out"),
+    ("apply --convert a.pth --goal 5 --push me/x --out {good}.out", "leave --goal, --push out"),
+    ("apply --model m --forget f --method gd --label-names a --out {good}.out", "is of --convert"),
     ("show gd_sin", "did you mean 'gd_sine'"),
     ("check", "give a method's name, or --all"),
     ("check gd_sin", "did you mean 'gd_sine'"),
