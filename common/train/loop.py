@@ -27,7 +27,7 @@ from stable_forgetting.common.train.config import (
     warmup_steps,
 )
 from stable_forgetting.common.train.launch import make_accelerator, make_sharded
-from stable_forgetting.common.train.optimizer import check_patterns, make_optimizer
+from stable_forgetting.common.train.optimizer import make_optimizer
 from stable_forgetting.common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
 from stable_forgetting.common.train.rehearsal import Ends
 from stable_forgetting.common.train.sharding import whole_tensor
@@ -77,7 +77,6 @@ class TrainingRun:
         self.accelerator = make_accelerator(config, self.device)
         self.sharded = make_sharded(model, config)
         home = model if self.sharded is None else self.sharded.twin
-        check_patterns(config, [name for name, _ in home.named_parameters()])
         self.trained = {n: p for n, p in home.named_parameters() if p.requires_grad}
         assert self.trained, "nothing to train: no parameter requires a gradient"
         self.raw_optimizer = make_optimizer(config, self.trained)
