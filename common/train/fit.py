@@ -92,7 +92,7 @@ def fit(
 
 
 def _check(model: nn.Module, config: FitConfig) -> None:
-    """Packed weights have no gradient: their biases and norms alone would be trained."""
+    """Refuses rates for no parameter, and packed weights, whose biases alone would be trained."""
     check_patterns(config, [name for name, _ in model.named_parameters()])
     if any(map(is_quantised, model.modules())) and not has_adapters(model):
         raise ConfigError(

@@ -260,6 +260,7 @@ COMMANDS = [
     ("show bounded --plan vit-s --placement heads", "choose mlp, attention, all"),
     ("show gd_sine --plan vit-s", "show bounded --plan vit-s"),
     ("show bounded --plan vit-s --rank 0", "rank"),
+    ("show bounded --rank 4", "--rank, --tokens and --placement are of --plan"),
     ("show bonded", "did you mean 'bounded'"),
     ("run {good} --rehearse --stage a", "do not go together"),
     ("run {good} --record r.json", "add --rehearse"),
@@ -279,6 +280,7 @@ COMMANDS = [
     ("show --plugin nowhere.py", "nowhere.py: no such file"),
     ("verify tofu-logs", "--data-root"),
     ("verify cifar", "tofu-logs"),
+    ("verify tofu-logs --format csv", "only paper has it"),
 ]
 
 
