@@ -172,12 +172,12 @@ def attack(
         _list(attacks)
         return
     if given.model is not None:
-        if suite is not None:
-            raise ConfigError("attack: give a suite or --model, not both")
+        if suite or population.shadows or selection != Selection(plugin=selection.plugin):
+            raise ConfigError("attack: --model or a suite with --set, --seeds, --only or --shadows")
         _attack_given(given, machine, choose(attacks, True, with_ or (), budget))
         return
-    if suite is None:
-        raise ConfigError("attack: give a suite, --model, or --list")
+    if suite is None or given != Given():
+        raise ConfigError("attack: give a suite alone, --model and its samples, or --list")
 
     resolved, store = _target(suite, machine.store, selection)
     chosen = choose(attacks, minutes, with_ or (), budget)

@@ -270,6 +270,8 @@ COMMANDS = [
     ("compare gd_sine", "give two results, or pairs of rows as FIRST,SECOND"),
     ("compare gd_sine,gd_sine", "write two different rows as FIRST,SECOND"),
     ("compare gd_sine,gd_sin", "no table has gd_sin"),
+    ("attack {good} --original m --forget f", "give a suite alone, --model and its samples"),
+    ("attack --model m --only gd", "--model or a suite with --set, --seeds, --only or --shadows"),
     ("apply --out {good}.out", "give --model, --forget, --method"),
     ("apply --convert a.pth --method gd --out {good}.out", "leave --method out"),
     ("apply --convert a.pth --goal 5 --push me/x --out {good}.out", "leave --goal, --push out"),
