@@ -37,6 +37,7 @@ from stable_forgetting.common.bounded.files import (
     save_adapter,
 )
 from stable_forgetting.common.bounded.statistics import adapter_statistics
+from stable_forgetting.common.methods.delora import GDDelora
 from stable_forgetting.common.methods.fast_ntk import FastNTK
 from stable_forgetting.common.methods.gradient import AdaptedConfig, adapter_targets
 from stable_forgetting.common.objectives.objectives import CrossEntropy
@@ -415,9 +416,11 @@ def test_a_model_without_layers_for_a_placement_is_told_what_is_left(targets, wo
 
 
 def test_an_empty_list_of_targets_is_not_the_usual_ones():
-    for config, name in ((AdapterConfig, "targets"), (FastNTK.Config, "parameters")):
+    for cls in (AdapterConfig, GDDelora.Config):
         with pytest.raises(ConfigError, match="at least 1 item"):
-            validate(config, {name: []}, "suite")
+            validate(cls, {"targets": []}, "suite")
+    with pytest.raises(ConfigError, match="at least 1 item"):
+        validate(FastNTK.Config, {"parameters": []}, "suite")
 
 
 def test_a_pattern_without_a_match_names_what_there_is(tiny):
