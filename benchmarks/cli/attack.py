@@ -237,6 +237,8 @@ def choose(
     if audits is None:
         unasked = (Sequential, Twins) if minutes else (Sequential, Twins, ModelAudit)
         classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}
+    if any(vars(budget).values()) and not any(map(budget.settings, classes)):
+        raise ConfigError("--samples, --steps: no attack here has any; add --minutes, or omit them")
     given: dict[str, Any] = apply_overrides({}, settings, "--with")
     for name, values in given.items():
         AUDITS.entry(name)

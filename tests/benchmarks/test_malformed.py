@@ -271,6 +271,7 @@ COMMANDS = [
     ("compare gd_sine,gd_sine", "write two different rows as FIRST,SECOND"),
     ("compare gd_sine,gd_sin", "no table has gd_sin"),
     ("attack {good} --original m --forget f", "give a suite alone, --model and its samples"),
+    ("attack {good} --samples 8", "no attack here has any; add --minutes"),
     ("attack --model m --only gd", "--model or a suite with --set, --seeds, --only or --shadows"),
     ("apply --out {good}.out", "give --model, --forget, --method"),
     ("apply --convert a.pth --method gd --out {good}.out", "leave --method out"),
