@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field, SerializeAsAny, model_validator
 
 from stable_forgetting.common.base.config import Strict
-from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.base.files import listing
 from stable_forgetting.common.base.seeding import derive
 from stable_forgetting.common.bounded.config import AdapterConfig
@@ -109,6 +109,8 @@ class CausalBenchmark(CausalModels, Pretrainable):
     compared = "runs of words"
     rehearsed_depth: ClassVar[int] = 2
     """Blocks of a rehearsal's model; a benchmark whose suites name a block raises it."""
+    least_window: ClassVar[int] = 1
+    """Tokens that a model must read at once for the prompts and what is written after them."""
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
@@ -254,7 +256,7 @@ class CausalBenchmark(CausalModels, Pretrainable):
 
     def measures(self, model: Any) -> None:
         """Takes sizes and window from a model that is there, whatever the config names."""
-        self._shape, self.source.encoder.window = model, context_of(model)
+        self._shape, self.source.encoder.window = model, self._window_of(model)
 
     def pretraining_split(self) -> PretrainingSplit:
         """See :func:`language.data.pretraining.held_out_split`."""
@@ -295,9 +297,23 @@ class CausalBenchmark(CausalModels, Pretrainable):
 
     def _placed(self, model: Any) -> Any:
         encoder = self.source.encoder
-        encoder.window = min(encoder.window, context_of(model))
+        encoder.window = min(encoder.window, self._window_of(model))
         placed = self.config.model.device_map or self.config.model.quantised
         return model if placed else model.to(self.device)
+
+    def _window_of(self, model: Any) -> int:
+        """Tokens that a model reads at once.
+
+        Raises:
+            CheckpointError: They are too few for what is asked here.
+        """
+        window = context_of(model)
+        if window < self.least_window:
+            raise CheckpointError(
+                f"the model reads {window} tokens at once, and what is asked of it needs "
+                f"{self.least_window} or more; choose another"
+            )
+        return window
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """All parts of the split; a trial has none that only reports."""

@@ -23,7 +23,10 @@ from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.hub import check_push
 from stable_forgetting.common.methods.base import ALIASES
+from stable_forgetting.common.store.weights import CONFIG
 
+OF_CONVERSION = {"convert", "out", "arch", "image_size", "label_names"}
+"""Options that --convert reads."""
 TRY = "Hardly changed: raise lr or steps (--set lr=..., --set steps=...), or try --method a,b,c."
 
 
@@ -147,21 +150,33 @@ def apply(order: Order, plugin: Plugins = None) -> None:
 
     Pickled weights: --convert makes a folder of them, which --model takes.
     """
-    needed = {f"--{name}": getattr(order, name) for name in ("model", "forget", "method")}
-    given = ", ".join(name for name, value in needed.items() if value)
-    missing = ", ".join(name for name, value in needed.items() if not value)
-    if order.convert is not None and given:
-        raise ConfigError(f"apply: --convert only makes a folder; leave {given} out")
-    if order.convert is None and missing:
-        raise ConfigError(f"apply: give {missing}; or --convert FILE")
     if order.convert is not None:
-        names = tuple(filter(None, map(str.strip, (order.label_names or "").split(","))))
-        options = {key: getattr(order, key) for key in ("arch", "image_size")}
-        for line in convert(order.convert, order.out, label_names=names, **options):
-            console.print(line, markup=False, soft_wrap=True)
-    else:
-        register_all(plugin)
-        _apply(order)
+        _convert(order, order.convert)
+        return
+    missing = [name for name in ("model", "forget", "method") if not getattr(order, name)]
+    if missing:
+        listed = ", ".join(f"--{name}" for name in missing)
+        raise ConfigError(f"apply: give {listed}; or --convert FILE")
+    if order.label_names:
+        raise ConfigError(
+            f"apply: --label-names is of --convert; a folder has them in its {CONFIG}"
+        )
+    register_all(plugin)
+    _apply(order)
+
+
+def _convert(order: Order, file: Path) -> None:
+    unused = [name for name in vars(order) if name not in OF_CONVERSION]
+    given = [
+        name for name in unused if (getattr(order, name) or None) != (getattr(Order, name) or None)
+    ]
+    if given:
+        listed = ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in given)
+        raise ConfigError(f"apply: --convert only makes a folder; leave {listed} out")
+    names = tuple(filter(None, map(str.strip, (order.label_names or "").split(","))))
+    options = {key: getattr(order, key) for key in ("arch", "image_size")}
+    for line in convert(file, order.out, label_names=names, **options):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _apply(order: Order) -> None:
@@ -171,8 +186,9 @@ def _apply(order: Order) -> None:
         check_push(push)
     del options["convert"], options["label_names"]
     method = str(order.method)
-    options["method"] = [ALIASES.get(name, name) for name in method.split(",")]
-    options["audits"] = tuple(filter(None, (options.pop("attacks") or "").split(",")))
+    options["method"] = [ALIASES.get(name, name) for name in map(str.strip, method.split(","))]
+    attacks = (options.pop("attacks") or "").split(",")
+    options["audits"] = tuple(filter(None, map(str.strip, attacks)))
     with StepBar(console, method) as progress:
         result = forget(params=options.pop("set_") or (), progress=progress, **options)
     if result.status != "ok":

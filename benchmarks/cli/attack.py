@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,12 +172,12 @@ def attack(
         _list(attacks)
         return
     if given.model is not None:
-        if suite is not None:
-            raise ConfigError("attack: give a suite or --model, not both")
+        if suite or population.shadows or selection != Selection(plugin=selection.plugin):
+            raise ConfigError("attack: --model or a suite with --set, --seeds, --only or --shadows")
         _attack_given(given, machine, choose(attacks, True, with_ or (), budget))
         return
-    if suite is None:
-        raise ConfigError("attack: give a suite, --model, or --list")
+    if suite is None or given != Given():
+        raise ConfigError("attack: give a suite alone, --model and its samples, or --list")
 
     resolved, store = _target(suite, machine.store, selection)
     chosen = choose(attacks, minutes, with_ or (), budget)
@@ -185,7 +186,8 @@ def attack(
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
-        lacking = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
+        command = f"unlearn run {shlex.quote(suite)}"
+        lacking = f"no records of {resolved.name} in {store}; run: {command}"
         show_shipped(resolved.name, lacking, under="Attacks")
         return
     missing, probes = _missing(planner, chosen, shadows), planner.probe_plan(chosen)
@@ -235,6 +237,8 @@ def choose(
     if audits is None:
         unasked = (Sequential, Twins) if minutes else (Sequential, Twins, ModelAudit)
         classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}
+    if any(vars(budget).values()) and not any(map(budget.settings, classes)):
+        raise ConfigError("--samples, --steps: no attack here has any; add --minutes, or omit them")
     given: dict[str, Any] = apply_overrides({}, settings, "--with")
     for name, values in given.items():
         AUDITS.entry(name)

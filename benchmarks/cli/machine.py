@@ -87,6 +87,8 @@ def verify(
     if what == "paper":
         _verify_paper(form)
         return
+    if form != "text":
+        raise ConfigError(f"verify {what} --format {form}: only paper has it; leave it out")
     if what != "tofu-logs":
         _verify_bundle(Path(what), plugin)
         return

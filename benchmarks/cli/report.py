@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -124,7 +125,7 @@ def _named(text: str | None) -> dict[str, str]:
 
 
 def _missing(suite: ResolvedSuite, called: str, store: Path) -> str:
-    return f"no records of {suite.name} in {store}; run: unlearn run {called}"
+    return f"no records of {suite.name} in {store}; run: unlearn run {shlex.quote(called)}"
 
 
 def _sections(suite: ResolvedSuite, called: str, store: Path) -> list[Section]:
@@ -153,7 +154,8 @@ def _board(suite: ResolvedSuite, store: Path, port: int) -> None:
     """Becomes TensorBoard on a suite's events."""
     folder = store / "tensorboard" / suite.name
     if next(folder.rglob("events.*"), None) is None:
-        raise ConfigError(f"no events of {suite.name} in {store}; run: unlearn run {suite.name}")
+        command = f"unlearn run {shlex.quote(suite.name)}"
+        raise ConfigError(f"no events of {suite.name} in {store}; run: {command}")
     asked = ("--logdir", str(folder), "--port", str(port))
     os.execv(sys.executable, [sys.executable, "-m", "tensorboard.main", *asked])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from collections import Counter
@@ -53,7 +54,7 @@ from stable_forgetting.benchmarks.sweeps.report import grid_section
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import ConfigError, UserError
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
+from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore, check_writable
 from stable_forgetting.common.train.tracking import check_tracker, send_runs
 
 SECONDS = 0.5
@@ -275,7 +276,7 @@ def _run_stage(suite: str, key: str, selection: Selection, machine: Machine) -> 
     if len(hits) != 1:
         raise ConfigError(
             f"key '{key}' fits {len(hits)} stages of {resolved.name}; see: unlearn "
-            f"plan {suite} --keys"
+            f"plan {shlex.quote(suite)} --keys"
         )
     (stage,) = hits
     store.sweep()
@@ -293,6 +294,7 @@ def _rehearse_suites(
     if record is not None and (selection.only or selection.set_ or selection.seeds):
         raise ConfigError("--record: a suite is rehearsed whole; leave --only, --set, --seeds out")
     if record is not None:
+        check_writable(record.parent, "--record")
         read_rehearsals(record)  # what cannot be added to is refused before the work
     names = full_suites() if name == "full" else [name]
     suites = [suite for each in names for suite in selection.suites(each, machine.store)]
@@ -331,7 +333,8 @@ def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -
         export_samples(board, runtime.store, write_samples(board, runtime))
     written = runtime.store / "suites" / board.suite.name
     folder = escape(short_path(written))
-    events = escape(short_path(runtime.store / "tensorboard" / board.suite.name / "summary"))
+    summary = runtime.store / "tensorboard" / board.suite.name / "summary"
+    events = escape(shlex.quote(short_path(summary)))
     for text in (
         f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .tex, .csv, .json, .svg)",
         f"[bold]Records[/bold]      {folder}/records.jsonl",

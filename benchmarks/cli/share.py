@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -186,9 +187,11 @@ def submit(
         hub.check_push(push)
     board = read_board(selection, suite, store)
     if board is None:
-        raise ConfigError(f"no records of {suite} in {store}; run: unlearn run {suite}")
+        command = f"unlearn run {shlex.quote(suite)}"
+        raise ConfigError(f"no records of {suite} in {store}; run: {command}")
     count = write_bundle(board, StageStore(store), out)
-    console.print(f"{out}: {count} files; check it anywhere with: unlearn verify {out}")
+    command = f"unlearn verify {shlex.quote(str(out))}"
+    console.print(f"{out}: {count} files; check it anywhere with: {command}", markup=False)
     if push:
         console.print(f"uploaded: {hub.push(out, push, 'dataset')}", markup=False)
 

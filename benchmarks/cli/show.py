@@ -53,6 +53,11 @@ class Layer:
     tokens: Annotated[int, typer.Option(help="Tokens per forward of --plan.", min=1)] = 4096
     placement: Annotated[str, typer.Option(help="Of --plan: mlp, attention or all.")] = "mlp"
 
+    def __post_init__(self) -> None:
+        sizes = (Layer.rank, Layer.tokens, Layer.placement)
+        if self.plan is None and (self.rank, self.tokens, self.placement) != sizes:
+            raise ConfigError("show: --rank, --tokens and --placement are of --plan; name a model")
+
 
 @command(
     "unlearn show",

@@ -10,8 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
 from stable_forgetting.benchmarks.report.files import reading
 from stable_forgetting.benchmarks.report.section import Column, Kind, Section, Table
+from stable_forgetting.common.base.config import Strict, validate
 
 RESULTS = Path(__file__).parents[1] / "results"
 _CELLS = re.compile(r"(?<!\\)\|")
@@ -19,6 +22,47 @@ _CELLS = re.compile(r"(?<!\\)\|")
 _HEAD = re.compile(r"`([^`]+)` (.*)", re.DOTALL)
 _MARK = re.compile(r"([^\w\s`]) (.*)", re.DOTALL)
 """What begins the explanation of a column, and of a mark."""
+
+
+class _Shape(Strict):
+    """The fields that are read of what has more of them."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class _Distance(_Shape):
+    title: str = ""
+    unit: str = ""
+
+
+class _Mean(_Shape):
+    mean: float
+    low: float | None = None
+
+
+class _Row(_Shape):
+    row: str
+    method: str
+    seeds: list[int]
+    derived: dict[str, Any]
+    ag_per_seed: dict[str, float]
+
+
+class _Attacked(_Shape):
+    label: str
+    before: float
+    attack: str
+    after: _Mean
+
+
+class _Board(_Shape):
+    suite: str
+    version: int
+    distance: _Distance
+    floor: _Mean | None = None
+    pooled_floor: _Mean | None = None
+    rows: list[_Row]
+    after_attack: list[_Attacked] | None = None
 
 
 def shipped_report(name: str) -> Path | None:
@@ -36,11 +80,7 @@ def read_board(folder: Path) -> dict[str, Any]:
     path = folder / "leaderboard.json"
     with reading(f"{path}: no leaderboard that can be read"):
         data: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        known = {"row", "method", "seeds", "derived", "ag_per_seed"}
-        if not {"suite", "version", "distance"} <= data.keys():
-            raise ValueError("no suite, version or distance")
-        if any(not known <= row.keys() for row in data["rows"]):
-            raise ValueError(f"a row lacks one of {', '.join(sorted(known))}")
+        validate(_Board, data, "fields")
     return data
 
 
@@ -53,7 +93,7 @@ def recorded_seconds(name: str, store: Path) -> float | None:
         try:
             rows = json.loads((root / name / "leaderboard.json").read_text("utf-8"))["rows"]
             spent = [
-                row["cost"]["seconds"] * (len(row["seeds"]) + row["trials"])
+                float(row["cost"]["seconds"]) * (len(row["seeds"]) + row["trials"])
                 for row in rows
                 if "seconds" in (row["cost"] or {})
             ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -33,7 +34,7 @@ from stable_forgetting.common.base.errors import ConfigError, DataError, one_lin
 from stable_forgetting.common.base.files import beside, file_digest, json_digest, publish
 from stable_forgetting.common.base.registry import plugin_code
 from stable_forgetting.common.store.records import RunRecord
-from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore, digests
+from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore, check_writable, digests
 
 SCHEMA = "bundle-1"
 MANIFEST, TABLE, PROBED, PAGE = "bundle.json", "table.json", "probes.json", "LEADERBOARD.md"
@@ -51,14 +52,15 @@ def write_bundle(board: Leaderboard, store: StageStore, out: Path) -> int:
         out: A folder that is not there yet, or a file called ``*.zip``.
 
     Raises:
-        ConfigError: ``out`` is taken, or records are missing.
+        ConfigError: ``out`` is taken or cannot be written, or records are missing.
     """
     if out.exists():
         raise ConfigError(f"--out {out}: is there already; name another")
+    check_writable(out, "--out")
     if not board.complete:
         raise ConfigError(
             f"{board.suite.name}: {board.missing} records are missing; run: unlearn run "
-            f"{board.suite.name}"
+            f"{shlex.quote(board.suite.name)}"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     folder, packed = beside(out), beside(out)
@@ -179,7 +181,8 @@ def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
 def _check(folder: Path, path: Path) -> None:
     if not (folder / MANIFEST).exists():
         raise DataError(
-            f"{path}: no bundle (it lacks {MANIFEST}); make one: unlearn submit SUITE --out {path}"
+            f"{path}: no bundle (it lacks {MANIFEST}); make one: unlearn submit SUITE --out "
+            f"{shlex.quote(str(path))}"
         )
     with reading(f"{path}: {MANIFEST} cannot be read"):
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))

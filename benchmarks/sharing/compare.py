@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -90,7 +91,9 @@ def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | No
         return of_board(made, text)
     if not colon and (RESULTS / text / RUNS).is_file():
         return _of_results(RESULTS / text, f"{text} (shipped)")
-    raise ConfigError(f"compare {text}: no records of {suite}; run: unlearn run {suite}")
+    raise ConfigError(
+        f"compare {text}: no records of {suite}; run: unlearn run {shlex.quote(suite)}"
+    )
 
 
 def of_board(board: Leaderboard, name: str) -> Results:

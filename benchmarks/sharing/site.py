@@ -35,7 +35,7 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.base.errors import ConfigError, UserError
 from stable_forgetting.common.base.registry import BENCHMARKS
-from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.store.stages import StageStore, check_writable
 
 logger = logging.getLogger(__name__)
 TAKEN = {"csv": "CSV", "tex": "LaTeX"}
@@ -51,12 +51,13 @@ def write_site(out: Path, submissions: Path | None, store: Path | None = None) -
         store: A store whose suites get pages too.
 
     Raises:
-        ConfigError: ``out`` holds something else, ``submissions`` is no folder, or two results are
-            called alike.
+        ConfigError: ``out`` holds something else or cannot be written, ``submissions`` is no
+            folder, or two results are called alike.
         DataError: A submission is no bundle, or damaged; nothing is written.
     """
     if out.exists() and not (out.is_dir() and ((out / INDEX).is_file() or not any(out.iterdir()))):
         raise ConfigError(f"--out {out}: holds something else; name another folder")
+    check_writable(out, "--out")
     own = [*(_of_store(store) if store else ()), *(_submitted(submissions) if submissions else ())]
     boards = [*_shipped(), *own]
     compared = {p.file.removesuffix(".html"): p.data for p in boards if p.origin in COMPARED}
@@ -148,11 +149,10 @@ def _of_store(store: Path) -> Iterator[Page]:
         raise ConfigError(f"--store {store}: holds no suites; run one first")
     for folder in sorted(path for path in (store / "suites").iterdir() if path.is_dir()):
         try:
-            suite = load_suite(remembered(folder.name, store))
-        except UserError as error:  # of a file or plugin that is not here
+            board = make_leaderboard(load_suite(remembered(folder.name, store)), StageStore(store))
+        except UserError as error:  # of a file or plugin that is not here, or of a damaged stage
             logger.warning("left out: %s: %s", folder.name, error)
             continue
-        board = make_leaderboard(suite, StageStore(store))
         if board.records:
             yield _page(board, f"run-{_file(folder.name)}", "own")
 

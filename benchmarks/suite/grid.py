@@ -44,8 +44,8 @@ class Axes(Strict):
     """
 
     axis: str | None = "lam"
-    lrs: tuple[Positive, ...] | None = None
-    lambdas: tuple[NonNegative, ...] | None = None
+    lrs: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    lambdas: Annotated[tuple[NonNegative, ...], Field(min_length=1)] | None = None
 
 
 class Grid(Strict):

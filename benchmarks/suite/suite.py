@@ -70,7 +70,8 @@ class Budget(Strict):
 
     Attributes:
         unit: ``epochs`` are passes over the retain set, so that all rows read equally many of its
-            samples; ``steps`` are optimizer steps.
+            samples, but for a method that takes a share of it (``retain_share``); ``steps`` are
+            optimizer steps.
         amount: How many.
         schedule: Of every row that has one, also of those that read forget data alone.
     """

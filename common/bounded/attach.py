@@ -24,6 +24,7 @@ from stable_forgetting.common.bounded.layer import (
     BoundedLinear,
     adapted_layers,
     keep_called,
+    move_hooks,
     warn_of_loss,
 )
 from stable_forgetting.common.bounded.norm_bounded import attach_norm_bounded
@@ -205,6 +206,8 @@ def detach(model: nn.Module) -> nn.Module:
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     parent_name, _, child = name.rpartition(".")
+    if not isinstance(module, QuantisedBoundedLinear):  # it calls the layer, whose hooks it has
+        move_hooks(model.get_submodule(name), module)
     setattr(model.get_submodule(parent_name), child, module)
 
 

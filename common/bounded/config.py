@@ -69,7 +69,7 @@ class AdapterConfig(Strict):
     c: Positive = 0.25
     clip: Positive = CLIP
     placement: Placement = "mlp"
-    targets: tuple[str, ...] | None = None
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     train_head: bool = False
     trained: tuple[str, ...] = ()
     init_std: Positive = 1e-3

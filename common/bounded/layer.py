@@ -263,6 +263,30 @@ def _refuse_nested(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         )
 
 
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_is_full_backward_hook",
+)
+"""Where torch keeps what is called around a module."""
+
+
+def move_hooks(layer: nn.Module, other: nn.Module) -> None:
+    """What a user registered on a layer goes on around what takes its place.
+
+    Its handle still removes it.  The hook of :func:`keep_called` ends with its adapter.
+    """
+    vars(other).update({key: vars(layer)[key] for key in _HOOKS})
+    hooks = other._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if hook is _refuse_nested]:
+        del hooks[key]
+
+
 def bound_of(config: AdapterConfig, size: Callable[[], float]) -> Bound:
     """The form of a layer's dW; ``size`` gives rms(W0), which a relative bound needs."""
     if config.bound == "absolute":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
@@ -60,7 +62,7 @@ class GDDelora(UnlearningMethod):
         strength: Positive = 2.0
         train_bound: bool = True
         placement: Placement = "mlp"
-        targets: tuple[str, ...] | None = None
+        targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the factors and merges them."""

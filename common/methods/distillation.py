@@ -53,6 +53,8 @@ class BadTeacher(GradientMethod):
         Attributes:
             temperature: Divides all logits before the softmax; 1, as published.
             retain_share: Share of the retain set that is distilled, drawn once; .3, as published.
+                An epoch is a pass over it and the forget set, so that a budget of 8 passes reads
+                2.4 times the retain set.  A report's retain passes are what was read.
         """
 
         weight_decay: NonNegative = 0.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from stable_forgetting.common import data
 from stable_forgetting.common.base.config import Strict
@@ -68,7 +69,7 @@ class FastNTK(UnlearningMethod):
             chunk: Gradients taken at once; it changes memory and speed alone.
         """
 
-        parameters: tuple[str, ...] | None = None
+        parameters: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
         start: Literal["zero", "current"] = "zero"
         samples: Count = 512
         classes: Count | None = None

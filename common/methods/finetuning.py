@@ -30,17 +30,19 @@ def last_parameters(
     Args:
         names: All parameter names, in the model's order.
         k: Number of blocks; 0 is what comes after them only (final norm and head).
-        blocks: Name of the list of blocks, such as ``blocks``; the numbered list with most
-            parameters when absent.  Lists that differ in a number behind their name (``layer1`` to
-            ``layer4`` of a ResNet) are one then.
+        blocks: Name of the list of blocks, such as ``blocks``, or ``stages.2.blocks`` of a list
+            inside another; the outermost numbered list with most parameters when absent.  Lists
+            that differ in a number behind their name (``layer1`` to ``layer4`` of a ResNet) are one
+            then.
         head: Patterns of head parameters; always chosen, wherever they are registered.
 
     Raises:
         ConfigError: There is no such list, or it is shorter than ``k``.
     """
+    called = ".+?" if blocks is None else f"{re.escape(blocks)}|.+?"
     numbered: dict[str, list[int]] = {}
     for name in names:
-        if block := re.match(r"(.+?)\.(\d+)\.", name):
+        if block := re.match(rf"({called})\.(\d+)\.", name):
             numbered.setdefault(block[1], []).append(int(block[2]))
     if not numbered or (blocks is not None and blocks not in numbered):
         lists = ", ".join(numbered) or "none"
@@ -109,8 +111,8 @@ class CFk(UnlearningMethod):
 
         Attributes:
             k: Blocks at the end that are trained; 1, the least with a block in it.
-            blocks: Name of the list of blocks; the numbered list with most
-                parameters when absent.
+            blocks: Name of the list of blocks, such as ``stages.2.blocks``; the outermost numbered
+                list with most parameters when absent.
         """
 
         epochs: Count | None = 5

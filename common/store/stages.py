@@ -46,6 +46,8 @@ def check_writable(path: Path, name: str) -> None:
     """
     if path.is_symlink() and not path.exists():
         raise ConfigError(f"{name} {path}: a link that leads nowhere; correct it")
+    if path.name == ".." and not path.exists():
+        raise ConfigError(f"{name} {path}: {path.parent} is not there; name the folder itself")
     existing = path.absolute()
     while not existing.exists():
         existing = existing.parent

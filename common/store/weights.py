@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -137,7 +138,8 @@ def refuse_wrapped(path: Path, names: Iterable[str]) -> None:
     if prefix:
         raise CheckpointError(
             f"{path}: all its names begin with '{prefix}', which a wrapper such as "
-            f"DistributedDataParallel puts there; run: unlearn apply --convert {path} --out FOLDER"
+            f"DistributedDataParallel puts there; run: unlearn apply --convert "
+            f"{shlex.quote(str(path))} --out FOLDER"
         )
 
 
@@ -146,5 +148,6 @@ def refuse_pickles(path: Path) -> None:
     if path.suffix.lower() in _PICKLED:
         raise CheckpointError(
             f"{path}: a pickled checkpoint can run code when it is loaded; only .safetensors is "
-            f"read: run unlearn apply --convert {path} --out FOLDER, which reads weights alone"
+            f"read: run unlearn apply --convert {shlex.quote(str(path))} --out FOLDER, which reads "
+            "weights alone"
         )

@@ -22,6 +22,7 @@ from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.objectives.objectives import Objective
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.loop import TrainingRun
+from stable_forgetting.common.train.optimizer import check_patterns
 from stable_forgetting.common.train.precision import as_stored, full_precision
 from stable_forgetting.common.train.protocols import FitResult, Hooks, ModelForward, Telemetry
 from stable_forgetting.common.train.rehearsal import Ends
@@ -65,7 +66,7 @@ def fit(
         Its cost and last values; ``stopped`` says what ended it early, if anything did.
 
     Raises:
-        ConfigError: Adapters of several slopes at one rate; packed weights without an adapter.
+        ConfigError: Several slopes at one rate; packed weights alone; ``lr_of`` matches nothing.
         Diverged: A loss left ``config.loss_cap``, or a parameter ended non-finite.
 
     Logged at step 1, every ``config.log_every`` steps and at the last: ``loss/<part>``, ``lr``,
@@ -75,7 +76,7 @@ def fit(
     ``probe_grad_norm/<c>`` and ``effective_weight_norm/<c>``.
     """
     hooks, telemetry = hooks or Hooks(), telemetry or Telemetry()
-    _refuse_packed(model)
+    _check(model, config)
     if lr_scaling == "slope":
         config = _for_adapters(model, config)
     with full_precision(model, config) as (config, types):
@@ -90,8 +91,9 @@ def fit(
     return FitResult(run.total, run.seconds, last, peak, stopped, run.earlier)
 
 
-def _refuse_packed(model: nn.Module) -> None:
-    """Packed weights have no gradient: their biases and norms alone would be trained."""
+def _check(model: nn.Module, config: FitConfig) -> None:
+    """Refuses rates for no parameter, and packed weights, whose biases alone would be trained."""
+    check_patterns(config, [name for name, _ in model.named_parameters()])
     if any(map(is_quantised, model.modules())) and not has_adapters(model):
         raise ConfigError(
             "the model's weights are quantised: only an adapter is trained on them; give the row "

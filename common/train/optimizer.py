@@ -52,6 +52,22 @@ def make_optimizer(
     return torch.optim.AdamW(options, lr=config.lr, eps=config.eps, fused=True)
 
 
+def check_patterns(config: FitConfig, names: Sequence[str]) -> None:
+    """Refuses a pattern of ``lr_of`` that is the name of none of a model's parameters.
+
+    One that names frozen parameters alone is not refused: the rows of a suite share its defaults.
+
+    Raises:
+        ConfigError: Naming the pattern, and names that there are.
+    """
+    for pattern in config.lr_of:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise ConfigError(
+                f"lr_of: no parameter matches '{pattern}'; the model's are called {names[0]} to "
+                f"{names[-1]}"
+            )
+
+
 def _of_bitsandbytes(name: str) -> Any:
     """The class of an optimizer whose moments are small or paged.
 

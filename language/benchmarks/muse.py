@@ -49,6 +49,8 @@ from stable_forgetting.language.measure.requests import RequestConfig, TextMetri
 from stable_forgetting.language.metrics.loss import described, losses
 from stable_forgetting.language.models.families import context_of
 
+LEAST_WINDOW = 256
+"""Tokens that prompts and answers need together."""
 MEASURED = ("verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "privleak_holdout")
 """Parts that metrics read, each a set; no method sees them, no trial scores them."""
 
@@ -173,8 +175,10 @@ class MuseConfig(CausalConfig):
                 f"evaluation.reference: {self.evaluation.reference} is not data.corpus"
                 f" {self.data.corpus}; use reference: retrain"
             )
-        if self.model.context is not None and self.model.context < 256:
-            raise ValueError("model.context: MUSE's prompts and answers need 256 or more")
+        if self.model.context is not None and self.model.context < LEAST_WINDOW:
+            raise ValueError(
+                f"model.context: MUSE's prompts and answers need {LEAST_WINDOW} or more"
+            )
         return self
 
 
@@ -198,6 +202,7 @@ class MuseBenchmark(CausalBenchmark):
     rule_sets: ClassVar[tuple[RuleSet, ...]] = RULE_SETS
     monitor: ClassVar[tuple[str, ...]] = ("forget", "retain")
     versions: ClassVar[Versions] = Versions(measure=2)
+    least_window: ClassVar[int] = LEAST_WINDOW
     Config: ClassVar[type[Strict]] = MuseConfig
     config: MuseConfig
     part_table: ClassVar[Mapping[str, Part]] = {

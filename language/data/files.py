@@ -7,7 +7,9 @@ import gzip
 import io
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
@@ -57,12 +59,21 @@ def _parquet_rows(path: Path) -> list[Row]:
         raise DataError(f"{path}: is not parquet ({one_line(error)}); fetch it again") from None
 
 
+def _once(names: Iterable[str], what: str) -> None:
+    """Refuses a name that occurs twice, of which only one value would be read."""
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"{what} '{twice}' is there twice; remove or rename one")
+
+
 def _csv_rows(path: Path) -> list[Row]:
     """Column -> text of every row."""
     csv.field_size_limit(2**31 - 1)  # more is no C long on Windows
     try:
         lines = io.StringIO(read_text(path), newline="")
-        rows: list[Row] = list(csv.DictReader(lines, strict=True))  # half a file ends in quotes
+        reader = csv.DictReader(lines, strict=True)  # half a file ends in quotes
+        _once(filter(None, reader.fieldnames or ()), f"{path}: column")
+        rows: list[Row] = list(reader)
     except csv.Error as error:
         raise DataError(f"{path}: is not CSV ({error}); mend it, or fetch it again") from None
     for number, row in enumerate(rows, 1):
@@ -84,7 +95,7 @@ def read_values(path: Path) -> list[Any]:
     """Values of a JSON-lines file, or of one JSON list, plain or gzipped; or rows of parquet.
 
     Raises:
-        DataError: With the first line that is not JSON.
+        DataError: With the first line that is not JSON, or has a key twice.
     """
     if path.suffix == ".parquet":
         return _parquet_rows(path)
@@ -94,14 +105,22 @@ def read_values(path: Path) -> list[Any]:
     values: list[Any] = []
     for number, line in lines:
         try:
-            value = json.loads(line)
+            value = json.loads(line, object_pairs_hook=partial(_object, f"{path}: line {number}"))
             json.dumps(value, ensure_ascii=False).encode()  # no half of a surrogate pair
+        except DataError:
+            raise
         except (ValueError, RecursionError):
             raise DataError(
                 f"{path}: line {number} is not JSON; mend it, or fetch the file again"
             ) from None
         values += value if isinstance(value, list) else [value]
     return values
+
+
+def _object(origin: str, pairs: Sequence[tuple[str, Any]]) -> Row:
+    """A JSON object."""
+    _once((key for key, _ in pairs), f"{origin}: key")
+    return dict(pairs)
 
 
 def hub_rows(

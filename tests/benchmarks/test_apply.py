@@ -708,6 +708,7 @@ def test_labels_without_label_names(world, tmp_path, retain, forget, classes, id
         (("a", "1"), ("1",), 3, "name 2 classes"),
         (tuple(str(label) for label in range(11)), ("10",), 11, "order by name differs"),
         (("0", "7"), ("0",), 5, "name 2 classes"),
+        (("0", "1"), ("01",), 5, "'01' and '1' are both class 1; make them one"),
     ],
 )
 def test_labels_that_cannot_be_told(world, tmp_path, retain, forget, classes, words):

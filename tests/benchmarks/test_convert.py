@@ -71,6 +71,8 @@ def test_a_bare_file_says_its_size(world, request_, tmp_path):  # noqa: F811
     assert written["model_args"] == {"img_size": 32}
     with pytest.raises(ConfigError, match="image_size: test_vit takes no 33 px"):
         apply(dataclasses.replace(request, options={**bare, "image_size": 33}, out=tmp_path / "o"))
+    with pytest.raises(ConfigError, match="image_size: 0 is no side of an image; give 1 px or mor"):
+        apply(dataclasses.replace(request, options={**bare, "image_size": 0}, out=tmp_path / "o"))
 
 
 def test_a_convolutional_network_is_told_its_input(tmp_path):

@@ -260,6 +260,7 @@ COMMANDS = [
     ("show bounded --plan vit-s --placement heads", "choose mlp, attention, all"),
     ("show gd_sine --plan vit-s", "show bounded --plan vit-s"),
     ("show bounded --plan vit-s --rank 0", "rank"),
+    ("show bounded --rank 4", "--rank, --tokens and --placement are of --plan"),
     ("show bonded", "did you mean 'bounded'"),
     ("run {good} --rehearse --stage a", "do not go together"),
     ("run {good} --record r.json", "add --rehearse"),
@@ -269,14 +270,20 @@ COMMANDS = [
     ("compare gd_sine", "give two results, or pairs of rows as FIRST,SECOND"),
     ("compare gd_sine,gd_sine", "write two different rows as FIRST,SECOND"),
     ("compare gd_sine,gd_sin", "no table has gd_sin"),
+    ("attack {good} --original m --forget f", "give a suite alone, --model and its samples"),
+    ("attack {good} --samples 8", "no attack here has any; add --minutes"),
+    ("attack --model m --only gd", "--model or a suite with --set, --seeds, --only or --shadows"),
     ("apply --out {good}.out", "give --model, --forget, --method"),
     ("apply --convert a.pth --method gd --out {good}.out", "leave --method out"),
+    ("apply --convert a.pth --goal 5 --push me/x --out {good}.out", "leave --goal, --push out"),
+    ("apply --model m --forget f --method gd --label-names a --out {good}.out", "is of --convert"),
     ("show gd_sin", "did you mean 'gd_sine'"),
     ("check", "give a method's name, or --all"),
     ("check gd_sin", "did you mean 'gd_sine'"),
     ("show --plugin nowhere.py", "nowhere.py: no such file"),
     ("verify tofu-logs", "--data-root"),
     ("verify cifar", "tofu-logs"),
+    ("verify tofu-logs --format csv", "only paper has it"),
 ]
 
 

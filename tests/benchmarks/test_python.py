@@ -26,6 +26,7 @@ from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.base.seeding import torch_as_it_was
 from stable_forgetting.common.protocol.benchmark import Runtime, pick_device
 from stable_forgetting.common.store.weights import load_weights
+from stable_forgetting.vision.apply.memory import read_samples
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
 from tests.benchmarks import test_apply as images
 from tests.benchmarks import test_apply_text as texts
@@ -157,6 +158,15 @@ def test_samples_that_do_not_fit_are_said_in_one_line(pictures, given, error, wo
     with pytest.raises(error) as caught:
         forget(pictures[1], given, method="ascent")
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_images_of_one_pattern_and_two_palettes_are_two():
+    red, blue = Image.new("P", (4, 4)), Image.new("P", (4, 4))
+    red.putpalette([255, 0, 0])
+    blue.putpalette([0, 0, 255])
+    first, second = (read_samples([(image, 0)], "forget").hashes for image in (red, blue))
+    assert first != second
+    assert first == read_samples([(red.copy(), 0)], "retain").hashes
 
 
 class WithAuxiliaryHead(torch.nn.Linear):

@@ -135,6 +135,8 @@ def test_a_file_that_is_no_record_is_refused_before_the_work(
     record.write_text(text)
     line = one_line_error(cli("run", tiny_suite(), "--rehearse", "--record", record))
     assert "holds no record of rehearsals" in line and record.read_text() == text
+    line = one_line_error(cli("run", tiny_suite(), "--rehearse", "--record", record / "below.json"))
+    assert f"--record {record}: {record} is not a folder that can be written" in line
 
 
 def test_a_row_that_fails_is_not_recorded(tiny_suite, cli, tmp_path):

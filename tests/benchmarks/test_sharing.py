@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import shlex
 import shutil
 import zipfile
 from pathlib import Path
@@ -23,18 +24,20 @@ from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import records_text, write_report
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import html, markdown
+from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.sharing import site
 from stable_forgetting.benchmarks.sharing.bundle import MANIFEST, write_bundle
 from stable_forgetting.benchmarks.sharing.records import board_of, read_records
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
+from stable_forgetting.benchmarks.suite.remembered import suite_files
 from stable_forgetting.benchmarks.suite.resolve import load_suite
-from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.files import json_digest
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.scores import Scores, load_scores, save_scores
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.common.store.stages import StageStore, digests
+from stable_forgetting.common.store.stages import DONE, StageStore, digests
 from tests.hub_endpoint import serving
 
 PARTS = {"forget": 24, "retain": 60, "test": 40, "validation": 30}
@@ -354,6 +357,15 @@ def test_submitting_says_what_it_lacks(scored, tmp_path, cli, one_line_error):
     assert "no records of digits-class" in fault and list(tmp_path.iterdir()) == []
 
 
+def test_commands_in_messages_can_be_typed(tiny_suite, cli, tmp_path, one_line_error):
+    (tmp_path / "my suites").mkdir()
+    path = tiny_suite(tmp_path / "my suites", methods=METHODS)
+    store, out = ("--store", tmp_path / "store"), ("--out", tmp_path / "out")
+    for words in (["report", path], ["attack", path], ["submit", path, *out]):
+        command = one_line_error(cli(*words, *store)).rpartition("run: ")[2]
+        assert shlex.split(command) == ["unlearn", "run", str(path)]
+
+
 def test_the_site_has_the_suites_of_a_store(copied, cli, tmp_path, one_line_error):
     out = tmp_path / "site"
     assert cli("site", "--out", out, "--store", copied.store).code == 0
@@ -367,6 +379,32 @@ def test_the_site_has_the_suites_of_a_store(copied, cli, tmp_path, one_line_erro
         assert f'href="{path.stem}.tex"' in path.read_text()
     fault = one_line_error(cli("site", "--out", tmp_path / "other", "--store", tmp_path))
     assert "holds no suites" in fault and not (tmp_path / "other").exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(scored, tmp_path):
+    """The submissions are no bundles, which a site finds out when it reads them."""
+    (tmp_path / "bundles" / "none").mkdir(parents=True)
+    line = r"--out .*(name the folder itself|can be written)"
+    for out in (tmp_path / "missing" / "..", scored.path / "below-a-file"):
+        with pytest.raises(ConfigError, match=line):
+            site.write_site(out, tmp_path / "bundles")
+        with pytest.raises(ConfigError, match=line):
+            write_bundle(scored.board, scored.store, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["bundles"]
+
+
+def test_the_site_leaves_out_a_damaged_suite_of_a_store(scored, tmp_path, caplog):
+    root = shutil.copytree(scored.store.root, tmp_path / "store")
+    store = StageStore(root)
+    for name, seeds in (("broken", [1, 2]), ("whole", [1])):
+        suite = load_suite(str(scored.path), seeds=seeds)
+        write_files(root / "suites" / name, suite_files(suite))
+    made = make_plan(load_suite(str(scored.path)), store).results
+    record = next(r.stage for r in made if (r.label, r.seed) == ("gd", 2))
+    (store.folder(record.kind, record.key) / DONE).write_text("{")
+    pages = site.write_site(tmp_path / "site", None, root)
+    assert "run-whole.html" in pages and "run-broken.html" not in pages
+    assert "left out: broken: " in caplog.text and "is not readable" in caplog.text
 
 
 def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_line_error, tmp_path):

@@ -332,6 +332,7 @@ LORA = {"gd_lora": None}
         ({"defaults": {"batchsize": 8}}, {}, "did you mean 'batch_size'?"),
         ({}, {"rule": {"rra": 1}}, "did you mean 'ra'?"),
         ({}, {"rows": {"gd_bal": {"axis": None}}}, "did you mean 'gd_ball'?"),
+        ({}, {"rows": {"gd_ball": {"lrs": []}}}, "gd_ball.lrs: Tuple should have at least 1"),
         ({"seeds": [1, 1]}, {}, "a seed twice"),
         ({"methods": LORA, "tune": {"seeds": [0], "trials": 1}}, {}, "has no tune; write tune: n"),
         ({}, {"lr": [1]}, "did you mean 'lrs'?"),

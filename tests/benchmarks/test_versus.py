@@ -152,6 +152,26 @@ def test_a_damaged_table_is_one_line(put, cli, one_line_error, tmp_path):
     assert "odd" in one_line_error(cli("compare", "ours,theirs", "--store", tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"floor": {"mean": "0.5"}}, "floor.mean: write a number (got '0.5')"),
+        ({"distance": {"title": "AG", "unit": 3}}, "distance.unit: write text (got 3)"),
+        ({"rows": {}}, "rows: write a list"),
+        (
+            {"after_attack": [{"label": "a", "before": "1", "attack": "x", "after": {"mean": 1}}]},
+            "after_attack.0.before: write a number (got '1')",
+        ),
+    ],
+)
+def test_a_table_of_other_types_is_one_line(put, cli, one_line_error, tmp_path, change, words):
+    file = put("odd", {"ours": [1.0], "theirs": [2.0]}) / "odd" / "leaderboard.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    for which in ("ours,theirs", "--after-attack"):
+        said = one_line_error(cli("compare", which, "--store", tmp_path))
+        assert f"{file}: no leaderboard that can be read" in said and words in said
+
+
 def test_no_table_at_all_is_told():
     with pytest.raises(ConfigError, match="none of 0 tables"):
         encounters([PAIR], [])

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.utils.prune import l1_unstructured
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.bounded.attach import (
     BoundedLinear,
@@ -36,6 +37,8 @@ from stable_forgetting.common.bounded.files import (
     save_adapter,
 )
 from stable_forgetting.common.bounded.statistics import adapter_statistics
+from stable_forgetting.common.methods.delora import GDDelora
+from stable_forgetting.common.methods.fast_ntk import FastNTK
 from stable_forgetting.common.methods.gradient import AdaptedConfig, adapter_targets
 from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.train.config import FitConfig
@@ -98,6 +101,23 @@ def test_the_start_changes_nothing(tiny, name):
     for _, layer in adapted_layers(model):
         assert torch.count_nonzero(layer.delta()) == 0
     torch.testing.assert_close(model(x), before, rtol=0, atol=1e-6)
+
+
+def test_hooks_of_a_layer_go_on_around_its_adapter_and_after_the_merge(tiny):
+    model, seen = tiny.net(), []
+    layer = model.get_submodule("blocks.0.mlp.fc1")
+    called = layer.register_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+    layer.register_forward_pre_hook(lambda *_, **__: seen.append("before"), with_kwargs=True)
+    layer.register_full_backward_hook(lambda *_: seen.append("back"))
+    attach(model, MLP, AdapterConfig(rank=2), stream(), trainable=("stem.*",))
+    model(inputs()).sum().backward()
+    assert seen == ["before", "BoundedLinear", "back"]
+    model(inputs())
+    detach(model)
+    model(inputs())
+    called.remove()
+    model(inputs())
+    assert seen[3:] == ["before", "BoundedLinear", "before", "Linear", "before"]
 
 
 @pytest.mark.parametrize(
@@ -393,6 +413,14 @@ def test_a_model_without_layers_for_a_placement_is_told_what_is_left(targets, wo
     with pytest.raises(ConfigError) as error:
         adapter_targets(task, "mlp", None)
     assert words in one_line(error)
+
+
+def test_an_empty_list_of_targets_is_not_the_usual_ones():
+    for cls in (AdapterConfig, GDDelora.Config):
+        with pytest.raises(ConfigError, match="at least 1 item"):
+            validate(cls, {"targets": []}, "suite")
+    with pytest.raises(ConfigError, match="at least 1 item"):
+        validate(FastNTK.Config, {"parameters": []}, "suite")
 
 
 def test_a_pattern_without_a_match_names_what_there_is(tiny):

@@ -668,6 +668,21 @@ def test_the_last_blocks_are_counted_from_the_end():
         last_parameters(NAMES, 13, blocks=None, head=())
 
 
+def test_a_list_of_blocks_inside_another_is_named_whole():
+    names = [
+        "stem.weight",
+        *(f"stages.{s}.blocks.{i}.fc.weight" for s in (0, 1) for i in range(3)),
+        "norm.weight",
+        "head.weight",
+    ]
+    last = last_parameters(names, 2, blocks="stages.1.blocks", head=("head.*",))
+    assert last == names[-4:]
+    assert last_parameters(names, 1, blocks="stages.0.blocks", head=()) == names[3:]
+    assert last_parameters(names, 1, blocks="stages", head=()) == names[4:]
+    with pytest.raises(ConfigError, match=r"more than the 3 blocks of stages\.1\.blocks"):
+        last_parameters(names, 4, blocks="stages.1.blocks", head=())
+
+
 def test_the_stages_of_a_resnet_are_one_list_of_blocks():
     blocks = [f"layer{stage}.{i}" for stage in (1, 2, 3, 4) for i in (0, 1)]
     sizes = {"layer2.0": 3, "layer3.0": 3, "layer4.0": 3}  # a stage with a shortcut's convolution

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from stable_forgetting.common.base import files
-from stable_forgetting.common.base.errors import Damaged
+from stable_forgetting.common.base.errors import ConfigError, Damaged
 from stable_forgetting.common.base.files import write_json
-from stable_forgetting.common.store.stages import DONE, KEY_LENGTH, StageStore
+from stable_forgetting.common.store.stages import DONE, KEY_LENGTH, StageStore, check_writable
 from stable_forgetting.common.train.tracking import Tracker, read_scalars
 
 KEY = "0123456789abcdef" * 4
@@ -355,6 +355,19 @@ def test_what_lies_in_a_stages_place_is_set_aside(store, kind):
         (folder / "whole").write_text("w")
     assert store.done("a", KEY) is not None and (place / "whole").is_file()
     assert len(list((store.root / "damaged").iterdir())) == 1 and leftovers(store) == []
+
+
+def test_a_place_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path, words in (
+        (tmp_path / "missing" / "..", "is not there; name the folder itself"),
+        (tmp_path / "file" / "new", "is not a folder that can be written"),
+    ):
+        with pytest.raises(ConfigError, match=words) as caught:
+            check_writable(path, "--out")
+        assert str(caught.value).startswith(f"--out {path}: ")
+    check_writable(tmp_path / "missing" / "new", "--out")
+    assert not (tmp_path / "missing").exists()
 
 
 # Logs --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stable_forgetting.common.base.config import canonical, validate
-from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.access import DataAccess
 from stable_forgetting.common.measure.goal import References
@@ -31,6 +31,7 @@ from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import load_tokenizer
 from stable_forgetting.language.measure.muse import Recited, Written, muse_compare, muse_metrics
 from stable_forgetting.language.measure.requests import AnswerScores
+from stable_forgetting.language.models.build import build_model
 from tests.language.made import TINY, benchmark
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -369,6 +370,19 @@ def test_bad_settings_are_one_line(protocol, line):
     with pytest.raises(ConfigError, match=line) as caught:
         validate(BENCHMARKS["muse"].Config, given, "suite")
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_in_a_folder_with_a_short_window_is_refused_before_it_is_trained(tmp_path):
+    source = bench().source
+    short = CausalModelConfig(**{**LLAMA_TINY, "context": 128})
+    model = build_model(short, source.vocab_size, 0)
+    model.save_pretrained(tmp_path)
+    source.tokenizer.save_pretrained(tmp_path)
+    made = bench(model={"name": str(tmp_path)})
+    line = r"reads 128 tokens at once, .* needs 256 or more"
+    for takes in (lambda: made.build(0), lambda: made.measures(model)):
+        with pytest.raises(CheckpointError, match=line):
+            takes()
 
 
 def test_bad_files_are_one_line(tmp_path):

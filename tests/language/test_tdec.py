@@ -22,6 +22,7 @@ from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.language.data import tdec
+from stable_forgetting.language.data.files import read_rows
 from stable_forgetting.language.data.readers import TextDataConfig
 from stable_forgetting.language.data.tdec import note
 from stable_forgetting.language.measure.ask import score_rows
@@ -283,6 +284,23 @@ def test_a_bad_set_is_one_line(tmp_path, rows, line):
     with pytest.raises(DataError, match=line) as caught:
         made(files(tmp_path, rows), tmp_path).split(0)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("t.csv", "text,id,text\na,1,b\n", "t.csv: column 'text' is there twice; remove or re"),
+        ("t.jsonl", '{"text": "a"}\n{"text": "b", "text": "c"}', "line 2: key 'text' is there tw"),
+        ("t.json", '[{"text": "a", "text": "b"}]', "line 1: key 'text' is there twice"),
+    ],
+)
+def test_a_column_that_is_there_twice_is_refused(tmp_path, name, content, line):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=line) as caught:
+        read_rows(tmp_path / name)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "unnamed.csv").write_text("text,,\na,,\n")
+    assert [row["text"] for row in read_rows(tmp_path / "unnamed.csv")] == ["a"]
 
 
 def test_a_set_that_is_not_utf8_or_missing_is_one_line(tmp_path):

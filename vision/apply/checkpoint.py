@@ -197,7 +197,9 @@ def read_checkpoint(
         raise CheckpointError(f"{path}: not a readable safetensors file, or an empty one")
     refuse_wrapped(path, bare.shapes)
     config = inferred_config(bare.shapes, arch, str(path))
-    return replace(bare, config=with_image_size(config, image_size) if image_size else config)
+    if image_size is not None:
+        config = with_image_size(config, image_size)
+    return replace(bare, config=config)
 
 
 def is_timm(path: Path) -> bool:

@@ -167,6 +167,14 @@ def map_labels(checkpoint: Checkpoint | GivenClassifier, folders: Sequence[Image
             f"the class folders name {len(names)} classes, but the model has {count}: put "
             f"label_names into its {CONFIG}, or name the folders 0 to {count - 1}"
         )
+    owners: dict[int, str] = {}
+    for name, label in by_value.items():
+        first = owners.setdefault(label, name)
+        if first != name:
+            raise DataError(
+                f"the class folders '{first}' and '{name}' are both class {label}; make them one, "
+                f"or put label_names into the model's {CONFIG}"
+            )
     return Labels(by_value, "numeric names of the class folders")
 
 

@@ -193,6 +193,8 @@ def _bytes(image: Any, where: str) -> bytes:
     if is_picture(image):
         if problem := depth_problem(image):
             raise DataError(f"{where}: {problem}")
+        if image.mode in ("P", "PA"):  # its numbers are places in a palette
+            image = image.convert("RGBA")
         return repr((image.size, image.mode)).encode() + image.tobytes()
     if not isinstance(image, torch.Tensor) or not image.is_floating_point():
         kind = f"{image.dtype} tensor" if isinstance(image, torch.Tensor) else type(image).__name__

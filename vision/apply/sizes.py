@@ -44,6 +44,8 @@ def with_image_size(config: Mapping[str, Any], size: int) -> dict[str, Any]:
     import torch
 
     name = config["architecture"]
+    if size < 1:
+        raise ConfigError(f"image_size: {size} is no side of an image; give 1 px or more")
     arguments = {**(config.get("model_args") or {}), "img_size": size}
     try:
         model = _blank(name, arguments).eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"{path}: only .safetensors files are read, because loading a pickle can run code;"
-            f" run: unlearn apply --convert {path} --out FOLDER"
+            f" run: unlearn apply --convert {shlex.quote(str(path))} --out FOLDER"
         )
     try:
         return load_file(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -64,6 +65,15 @@ def test_a_pattern_gives_parameters_a_rate_of_their_own(tiny, run):
     assert all(torch.equal(plain[name], alike[name]) for name in plain)
     moved = {name: float((apart[name] - start[name]).abs().max()) for name in start}
     assert 0 < moved.pop(slow) < 1e-3 < min(moved.values())
+
+
+def test_a_pattern_that_matches_no_parameter_is_refused(tiny, run):
+    model, names = tiny.net(), [name for name, _ in tiny.net().named_parameters()]
+    mend = f"lr_of: no parameter matches 'haed.*'; the model's are called {names[0]} to {names[-1]}"
+    with pytest.raises(ConfigError, match=re.escape(mend)):
+        run(model, small(lr_of={"*": 1e-2, "haed.*": 1e-2}))
+    next(model.parameters()).requires_grad_(False)
+    run(model, small(lr_of={names[0]: 1e-2}))  # rows share defaults: what is frozen has a name
 
 
 def test_a_condition_stops_a_run_and_says_why(tiny, run):
