@@ -89,7 +89,7 @@ def row_detail(
     info = info_of(method)
     numbers = ",".join(map(str, seeds))
     lines = [
-        f"unlearn run {suite} --only {shlex.quote(label)} --seeds {numbers}",
+        f"unlearn run {shlex.quote(suite)} --only {shlex.quote(label)} --seeds {numbers}",
         f"unlearn show {method}",
     ]
     if params is not None:
