@@ -16,6 +16,7 @@ from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.bounded.attach import attach, detach
 from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.bounded.peft import merge_peft
 from stable_forgetting.common.bounded.phi import PHIS
 from stable_forgetting.common.bounded.statistics import adapter_statistics, shares_beyond
 from stable_forgetting.common.data.splits import ForgetSplit
@@ -81,8 +82,10 @@ class Readout:
         if any(True for _ in adapted_layers(model)):
             return adapter_statistics(model)["delta_ratio"]
         moved = base = 0.0
-        before = dict(self.original.named_parameters())
-        for name, parameter in model.named_parameters():
+        before, now = (dict(each.named_parameters()) for each in (self.original, model))
+        if now.keys() != before.keys():  # of layers that are not ours, which keep dW apart
+            now = dict(merge_peft(copy.deepcopy(model)).named_parameters())
+        for name, parameter in now.items():
             if parameter.ndim >= 2 and not torch.equal(parameter, before[name]):
                 moved += float((parameter - before[name]).double().square().sum())
                 base += float(before[name].double().square().sum())

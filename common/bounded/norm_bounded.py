@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,5 +94,13 @@ def merge_norm_bounded(model: nn.Module) -> nn.Module:
         if parametrize.is_parametrized(layer, "weight"):
             added = layer.get_submodule("parametrizations.weight").children()
             if any(isinstance(each, NormBounded) for each in added):
+                _give_own_class(layer)
                 parametrize.remove_parametrizations(layer, "weight")
     return model
+
+
+def _give_own_class(layer: nn.Module) -> None:
+    """A class that no copy of the layer shares: torch takes the weight's property off it."""
+    shared: Any = type(layer)
+    own: Any = type(shared.__name__, shared.__bases__, dict(vars(shared)))
+    layer.__class__ = own

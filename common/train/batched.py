@@ -63,13 +63,19 @@ class BatchedLinear(nn.Module):
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
+CHANCES = ("p", "prob", "drop_prob", "dropout", "attention_dropout")
+"""What layers call their chance to leave something out: dropout, stochastic depth, attention."""
+
+
 def samples_are_independent(model: nn.Module) -> bool:
     """Whether no layer mixes the samples of a batch or draws at random: what batching needs."""
     batch_norm = nn.modules.batchnorm._BatchNorm
-    dropout = nn.modules.dropout._DropoutNd
-    return not any(
-        isinstance(m, batch_norm) or (isinstance(m, dropout) and m.p > 0) for m in model.modules()
-    )
+    return not any(isinstance(m, batch_norm) or _draws(m) for m in model.modules())
+
+
+def _draws(module: nn.Module) -> bool:
+    chances = (vars(module).get(name) for name in CHANCES)
+    return any(isinstance(chance, float | int) and chance > 0 for chance in chances)
 
 
 class BatchedTraining:

@@ -92,6 +92,9 @@ class O3(AdaptedMethod):
         def _reads_our_factors(self) -> Self:
             if self.adapter is None or self.adapter.peft:
                 raise ValueError("O3 reads the factors of our own adapter; leave adapter.peft out")
+            for name in ("train_head", "trained"):
+                if getattr(self.adapter, name):
+                    raise ValueError(f"O3 gates its adapter alone; leave adapter.{name} out")
             return self
 
     @classmethod

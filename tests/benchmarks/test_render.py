@@ -20,7 +20,7 @@ from stable_forgetting.benchmarks.leaderboard.data import row_lines, run_lines, 
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.picture import draw, picture, ticks_to
 from stable_forgetting.benchmarks.leaderboard.report import divergence_lines, sections
-from stable_forgetting.benchmarks.leaderboard.settings import settings_sections
+from stable_forgetting.benchmarks.leaderboard.settings import row_detail, settings_sections
 from stable_forgetting.benchmarks.leaderboard.tables import gap_table, main_table
 from stable_forgetting.benchmarks.leaderboard.write import write_report
 from stable_forgetting.benchmarks.report import html as page
@@ -205,6 +205,11 @@ def test_the_csv_is_the_leaderboard(board):
     assert float(gd["distance_low"]) < 1.75 < float(gd["distance_high"])
     assert float(gd["ra"]) == 97.5 and float(gd["gap.ra"]) == -1.0 and float(gd["ra_std"]) > 0
     assert rows["gd_ball"]["diverged"] == "2" and rows["gd_ball"]["distance"] == ""
+
+
+def test_a_rows_command_can_be_typed_whatever_the_suites_name():
+    lines = row_detail("digits (mine)", "gd 2", "gd", None, (1, 2)).text.splitlines()
+    assert lines[0] == "unlearn run 'digits (mine)' --only 'gd 2' --seeds 1,2"
 
 
 def test_settings_say_what_rows_ran_with(board):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -9,11 +10,14 @@ import shutil
 import xml.etree.ElementTree as ET
 
 import pytest
+import torch
 import yaml
+from torch import nn
 
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import sections as board_sections
 from stable_forgetting.benchmarks.leaderboard.run import Leaderboard
+from stable_forgetting.benchmarks.pipeline.block import Readout
 from stable_forgetting.benchmarks.pipeline.cells import Cell, Edge, judge
 from stable_forgetting.benchmarks.pipeline.grid import next_rate, runs_together
 from stable_forgetting.benchmarks.pipeline.measuring import read_record
@@ -36,6 +40,8 @@ from stable_forgetting.benchmarks.sweeps.draw import picture
 from stable_forgetting.benchmarks.sweeps.report import place_table, sections, share_table
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.attach import attach, detach
+from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.vision.benchmark import VisionBenchmark
@@ -254,6 +260,22 @@ def test_the_axis_goes_in_half_decades():
 def test_which_methods_share_a_forward(name, params, together):
     config = resolve_config(name, None, params, origin="test")
     assert runs_together(METHODS[name], config) is together
+
+
+@pytest.mark.parametrize("kind", ["nb_lora", "lora"])
+def test_the_way_of_an_adapter_that_is_not_ours_is_that_of_its_merged_weights(kind):
+    if kind == "lora":
+        pytest.importorskip("peft")
+    original = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3))
+    model, readout = copy.deepcopy(original), Readout.__new__(Readout)
+    readout.original = original
+    attach(model, ["0"], AdapterConfig(peft=kind, rank=2), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if p.requires_grad):
+            parameter.add_(0.1)
+    moved = readout.movement(model)
+    now, before = detach(model)[0].weight.detach(), original[0].weight.detach()
+    assert 0 < moved == pytest.approx(float((now - before).norm() / before.norm()))
 
 
 @pytest.mark.parametrize("name", sweeps())

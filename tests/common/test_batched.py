@@ -109,8 +109,25 @@ def test_bound_active_counts_entries(tiny):
     assert all(more >= less for more, less in zip(curved, turned, strict=True))
 
 
+class Depth(nn.Module):
+    """Leaves whole samples out, as the stochastic depth of timm and of transformers does."""
+
+    def __init__(self, drop_prob):
+        super().__init__()
+        self.drop_prob = drop_prob
+
+
 @pytest.mark.parametrize(
-    ("layer", "fine"), [(nn.BatchNorm1d(2), False), (nn.Dropout(0.1), False), (nn.Dropout(0), True)]
+    ("layer", "fine"),
+    [
+        (nn.BatchNorm1d(2), False),
+        (nn.Dropout(0.1), False),
+        (nn.Dropout(0), True),
+        (Depth(0.1), False),
+        (Depth(0.0), True),
+        (nn.MultiheadAttention(2, 1, dropout=0.1), False),
+        (nn.MultiheadAttention(2, 1), True),
+    ],
 )
 def test_layers_that_join_samples_are_seen(layer, fine):
     assert samples_are_independent(nn.Sequential(nn.Linear(2, 2), layer)) is fine

@@ -251,6 +251,16 @@ def test_influence_takes_the_retain_gradient_from_retain_data(tiny, task_of):
     torch.testing.assert_close(gradients.flat(), wanted, atol=1e-6, rtol=1e-4)
 
 
+def test_a_mean_gradient_counts_frozen_parameters_and_leaves_them_frozen(task_of):
+    task = task_of("influence")
+    gradients = SampleGradients(task.model, task.forward)
+    wanted = gradients.mean(task.source, task.indices("forget"), 16)
+    frozen = next(task.model.parameters())
+    frozen.requires_grad_(False)
+    assert torch.equal(gradients.mean(task.source, task.indices("forget"), 16), wanted)
+    assert not frozen.requires_grad
+
+
 # -- Fisher forgetting ----------------------------------------------------------------------------
 
 

@@ -136,6 +136,16 @@ def test_prune_first_without_pruning_is_fine_tuning(tiny, run):
     assert tiny.same(run("prune_first", {**given, "sparsity": 0.0}), run("finetune", given))
 
 
+def test_prune_first_leaves_a_frozen_layer_as_it_was_pruned(problem, run):
+    model = copy.deepcopy(problem[2])
+    name = next(name for name, weight in model.named_parameters() if weight.ndim == 2)
+    model.get_parameter(name).requires_grad_(False)
+    before = model.get_parameter(name).detach().clone()
+    found = run("prune_first", {"sparsity": 0.6, "steps": 3}, model=model).get_parameter(name)
+    assert 0 < int((found == 0).sum()) < found.numel()
+    assert torch.equal(found[found != 0], before[found != 0])
+
+
 def test_an_embedding_is_not_pruned(tiny):
     model = tiny.net(1)
     model.register_module("table", torch.nn.Embedding(5, 3))

@@ -114,6 +114,8 @@ def test_a_model_starts_unchanged_trains_its_factors_alone_and_merges(tiny):
     torch.testing.assert_close(copied(x), moved)
     assert copied.state_dict().keys() == keys
     assert all(type(copied.get_submodule(name)) is nn.Linear for name in names)
+    torch.testing.assert_close(model(x), moved)  # the one that was copied keeps its adapters
+    torch.testing.assert_close(detach(model)(x), moved)
 
 
 def test_a_1x1_convolution_is_the_linear_map_that_it_is():

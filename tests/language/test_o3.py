@@ -12,6 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stable_forgetting import language  # noqa: F401 - registers the methods
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.bounded.layer import adapted_layers
 from stable_forgetting.common.data.access import DataAccess
@@ -206,12 +207,16 @@ def test_a_weight_by_hand():
 
 
 def test_two_rows_are_too_few(text, original):
-    from stable_forgetting.common.base.errors import ConfigError
-
     items, refusals = text.corpus.items, text.corpus.refusals
     few = source_of((*items[:2], items[-1]), tokenizer=text.tokenizer, refusals=refusals)
     with pytest.raises(ConfigError, match="too few for a gate"):
         request(few, copy.deepcopy(original), "tea", steps=1)
+
+
+@pytest.mark.parametrize("more", [{"train_head": True}, {"trained": ["*.ln_f.weight"]}])
+def test_weights_that_the_gate_does_not_scale_are_refused(more):
+    with pytest.raises(ConfigError, match=f"leave adapter.{next(iter(more))} out"):
+        resolve_config("o3", None, {"adapter": {**STRONG, **more}}, origin="test")
 
 
 def test_it_can_be_started_from():

@@ -203,6 +203,26 @@ def test_ducks_centres_are_originals_mean_features_of_retained_classes(problem, 
     assert np.array_equal(centres.members.numpy(), task.indices("forget"))
 
 
+@pytest.mark.parametrize("adapter", [{}, {"peft": "lora"}])
+def test_duck_reads_what_goes_into_an_adapted_head(problem, monkeypatch, adapter):
+    """The adapter takes the place of the layer that a hook on Original would be on."""
+    seen = []
+    call = Centres.__call__
+
+    def spy(self, forward, batches):
+        value = call(self, forward, batches)
+        seen.append((self.features.latest, [len(batches[part]) for part in self.parts]))
+        return value
+
+    monkeypatch.setattr(Centres, "__call__", spy)
+    given = {"steps": 2, "batch_size": 4, "adapter": {"targets": ["head"], **adapter}}
+    METHODS["duck"](resolve_config("duck", None, given, origin="test")).unlearn(
+        task_of(problem, "duck")
+    )
+    (first, sizes), (second, _) = seen
+    assert len(first) == sum(sizes) and not torch.equal(first, second)
+
+
 def test_retain_images_of_the_forgotten_class_alone_are_refused(problem):
     task = task_of(problem, "duck")
     same = task.indices("forget")

@@ -48,16 +48,19 @@ class HeadInputs:
         Raises:
             ConfigError: There is no such layer, or several.
         """
-        layers = [
-            module
-            for name, module in model.named_modules()
-            if any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in head)
-            and getattr(module, "weight", None) is not None
-        ]
+        layers: dict[str, nn.Module] = {}
+        for name, module in model.named_modules():
+            if (
+                any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in head)
+                and getattr(module, "weight", None) is not None
+                and not name.startswith(tuple(f"{outer}." for outer in layers))
+            ):  # an adapter's own layers are inside the head's
+                layers[name] = module
         if len(layers) != 1:
             raise ConfigError(f"{len(layers)} layers match the head {', '.join(head)}; need one")
         try:
-            with layers[0].register_forward_pre_hook(self._keep):
+            (layer,) = layers.values()
+            with layer.register_forward_pre_hook(self._keep):
                 yield
         finally:
             self.latest = None

@@ -56,7 +56,8 @@ class MaskedWeights:
 
         with contextlib.ExitStack() as hooks:
             for name, parameter in self.parameters.items():
-                hooks.enter_context(parameter.register_hook(hook(self.masks[name])))
+                if parameter.requires_grad:  # a frozen one has no gradient
+                    hooks.enter_context(parameter.register_hook(hook(self.masks[name])))
             yield
 
     @torch.no_grad()
