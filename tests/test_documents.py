@@ -18,7 +18,6 @@ from rich.console import Console
 from stable_forgetting.benchmarks.report import terminal
 from stable_forgetting.benchmarks.report.section import Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
-from stable_forgetting.benchmarks.sharing.versus import encounters
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.variants import ROWS
@@ -209,7 +208,6 @@ def test_the_changelog_counts_the_methods():
 # The README ---------------------------------------------------------------------
 
 
-REFERENCES = ("original", "retrain", "retrain (second)")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -242,38 +240,6 @@ def test_the_table_of_the_readme_is_the_one_that_is_printed():
 def test_the_first_table_spells_its_columns_out(term):
     _, _, after = README.partition("$ unlearn report digits-class")
     assert term in after.partition("```")[2].partition("**2.")[0]
-
-
-def test_the_numbers_of_the_findings_are_those_of_the_reports():
-    """What the README says under "Four findings", computed from the shipped reports."""
-    said = README.partition("## Four findings")[2]
-    met, _ = encounters([("gd_sine", "gd_lora_omega")], [RESULTS])
-    same = sum(own.reading == "same" for own in met)
-    assert f"[{len(met)} tables]" in said and f"decimals in {same} and different in none" in said
-    assert {own.reading for own in met} == {"same", "not apart"}
-    digits = sections_of("digits-all-class/LEADERBOARD.md")
-    rows = [row for row in next(filter(None, digits)) if row[0] not in REFERENCES]
-    near = sum("?" in row for row in rows)
-    assert f"{near} of {len(rows)} methods" in said
-    assert rows[0][0] == "fast_ntk" and "gd_lora" in [row[0] for row in rows[:10]]
-    report = read_report((RESULTS / "digits-all-class/LEADERBOARD.md").read_text(encoding="utf-8"))
-    main = next(section.content for section in report if isinstance(section.content, Table))
-    changed = main.heads.index("changed_f ↓")
-    shares = {row[0]: row[changed].partition("±")[0] for row in main.rows}
-    assert f"{shares['gd_lora']} % of the forgotten images otherwise" in said
-    assert f"otherwise, a second Retrain {shares['retrain (second)']} %" in said
-    relearnt = [{row[0]: row[1].split()[0] for row in table} for table in digits][-1]
-    assert f"in {relearnt['fast_ntk']} steps (Retrain: {relearnt['retrain']})" in said
-    swept = {row[0]: row for row in sections_of("maps/cifar100-class10-bound/MAP.md")[0]}
-    assert (
-        f"keeps {swept['ul_tanh_c1'][6]} %" in said and f"bound {swept['gd_ul_omega'][6]} %" in said
-    )
-
-
-def sections_of(report: str) -> list[list[list[str]]]:
-    """The rows of every table of a shipped report."""
-    found = read_report((RESULTS / report).read_text(encoding="utf-8"))
-    return [list(map(list, s.content.rows)) for s in found if isinstance(s.content, Table)]
 
 
 def test_documents_are_short():

@@ -243,6 +243,13 @@ def brackets() -> tuple[float, int, float]:
     return both[0], len(rows), both[1]
 
 
+def one_digit() -> tuple:
+    """Steps that the nearest row and Retrain take; what LoRA and a second Retrain answer anew."""
+    assert rank("digits-all-class", "fast_ntk") == 1 and rank("digits-all-class", "gd_lora") <= 10
+    steps = (cell(ALL, "relearn", row, "steps") for row in ("fast_ntk", "retrain"))
+    return *steps, *(cell(ALL, "", row, "changed_f ↓") for row in ("gd_lora", "retrain (second)"))
+
+
 def a_tenth_of_digits() -> tuple[str, str]:
     """Rows of equal utility at or below the second Retrain under attack, and all of them."""
     found = hiding.attacked(versus.read_boards([RESULTS])[0])
@@ -734,8 +741,9 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "{} (Holm).",
      lambda: (readings(BALL).count("nearer"), len(readings(BALL)),
               readings(BALL).count("farther"))),
-    (README, "the nearest one relearns the digit in {} steps (Retrain: {})",
-     lambda: (cell(ALL, "relearn", "fast_ntk", "steps"), cell(ALL, "relearn", "retrain", "steps"))),
+    (README, "the nearest one relearns the digit in {} steps (Retrain: {}). LoRA, among the ten "
+             "nearest, answers {} % of the forgotten images otherwise, a second Retrain {} %.",
+     one_digit),
 ]  # fmt: skip
 
 
