@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import configparser
-import io
 import itertools
 import re
 from collections.abc import Iterator
@@ -13,11 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
-from stable_forgetting.benchmarks.report import terminal
-from stable_forgetting.benchmarks.report.section import Table
-from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.variants import ROWS
@@ -218,19 +213,6 @@ def test_the_suite_of_ones_own_photos_can_be_loaded(tmp_path):
     suite = load_suite(str(tmp_path / "photos.yaml"))
     assert suite.protocol.data.folder == "photos" and suite.protocol.model.image_size == 32
     assert len([row for row in suite.rows if row.method not in ("original", "retrain")]) == 5
-
-
-def test_the_table_of_the_readme_is_the_one_that_is_printed():
-    (block,) = re.findall(r"^\$ unlearn report digits-class\n(.*?)^```$", README, re.M | re.S)
-    report = (RESULTS / "digits-class" / "LEADERBOARD.md").read_text(encoding="utf-8")
-    main = next(s for s in read_report(report) if isinstance(s.content, Table))
-    console = Console(file=io.StringIO(), width=120)
-    terminal.show(console, [main])
-    lines = [line.rstrip() for line in console.file.getvalue().strip("\n").splitlines()]
-    first = iter(lines[: len(main.content.rows) + 2])
-    shown = block.splitlines()
-    assert len(shown) > 7 and shown[0] == lines[0]
-    assert [line for line in shown if line not in first] == []
 
 
 @pytest.mark.parametrize(
