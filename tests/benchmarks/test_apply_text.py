@@ -98,6 +98,19 @@ def trained(model, rows, words, steps=60):
     return model.eval()
 
 
+def write_trained(folder, kind):
+    """A model that knows the rows, and its tokenizer, in a folder; the model."""
+    from transformers import AutoModelForCausalLM
+
+    words = tokenizer()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config_of(kind))
+        trained(model, FORGET + RETAIN, words).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return model
+
+
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -106,16 +119,9 @@ def write_rows(path, rows):
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """Folders of a trained GPT-Neo (tied) and LLaMA (untied), and the files."""
-    from transformers import AutoModelForCausalLM
-
     root = tmp_path_factory.mktemp("world")
-    words = tokenizer()
-    with torch.random.fork_rng():
-        for kind in ("gpt_neo", "llama"):
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config_of(kind))
-            trained(model, FORGET + RETAIN, words).save_pretrained(root / kind)
-            words.save_pretrained(root / kind)
+    for kind in ("gpt_neo", "llama"):
+        write_trained(root / kind, kind)
     for role, rows in (("forget", FORGET), ("retain", RETAIN), ("test", TEST)):
         write_rows(root / f"{role}.jsonl", rows)
     return root

@@ -23,14 +23,8 @@ ROWS = {"forget": texts.FORGET, "retain": texts.RETAIN}
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Folder of a small LLaMA."""
-    from transformers import AutoModelForCausalLM
-
-    folder, words = tmp_path_factory.mktemp("base"), texts.tokenizer()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(texts.config_of("llama"))
-        texts.trained(model, texts.FORGET + texts.RETAIN, words).save_pretrained(folder)
-    words.save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("base")
+    texts.write_trained(folder, "llama")
     return folder
 
 
