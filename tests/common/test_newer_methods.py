@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers every method
-from stable_forgetting.common.base.errors import AccessError, ConfigError
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.methods import tools
@@ -368,12 +368,3 @@ def test_golden_losses(tiny, golden, models, baseline, check_golden):
 
 def test_no_two_methods_are_the_same(golden_twins):
     assert golden_twins(GOLDEN) == set()
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_methods_cannot_read_what_they_do_not_declare(tiny, name):
-    source, access = tiny.Source(noise=NOISE), METHODS[name].info.access
-    task = tiny.task(source, tiny.split(source), access=access)
-    for part in {"forget", "retain", "validation"} - access:
-        with pytest.raises(AccessError):
-            task.indices(part)
