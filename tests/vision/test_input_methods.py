@@ -26,6 +26,7 @@ from stable_forgetting.vision.methods.blends import Blends, masks
 from stable_forgetting.vision.methods.centres import Centres, nearest
 from stable_forgetting.vision.methods.contrast import HeadInputs
 from tests.common.made import normal
+from tests.common.train.trained import kill_at, resumed
 
 
 @pytest.fixture
@@ -280,24 +281,13 @@ def test_a_layer_is_a_product_with_its_rows(layer):
 
 @pytest.mark.parametrize("name", ["jit", "natmu", "duck", "pgu", "gs_lora", "duck_sine"])
 def test_killed_runs_resume_bit_for_bit(problem, tiny, tmp_path, name):
-    class Killed(Exception):
-        pass
-
     params = {"steps": 4, "batch_size": 8, "checkpoint_every": 2}
     config = resolve_config(name, None, params, origin="test")
 
-    def run(progress=None):
+    def run(checkpoint=None, progress=None):
         task = task_of(problem, name)
-        task.checkpoint = progress and tmp_path / "checkpoint.safetensors"
-        task.telemetry = Telemetry(progress=progress)
+        task.checkpoint, task.telemetry = checkpoint, Telemetry(progress=progress)
         return METHODS[name](config).unlearn(task)
 
-    def kill(step, total, loss):
-        if step == 3:
-            raise Killed
-
-    with pytest.raises(Killed):
-        run(kill)
-    seen = []
-    resumed = run(lambda step, *_: seen.append(step))
-    assert seen == [3, 4] and tiny.same(resumed, run())
+    model, steps = resumed(run, tmp_path, kill_at(3))
+    assert steps == [3, 4] and tiny.same(model, run())
