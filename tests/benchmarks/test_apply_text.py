@@ -302,7 +302,7 @@ def test_what_is_forgotten_is_less_likely_after(request_):
     assert after["forget"]["probability"] < after["retain"]["probability"]
 
 
-def test_ascent_needs_neither_retain_nor_test(world, request_):
+def test_ascent_needs_neither_retain_nor_test(request_):
     request = dataclasses.replace(
         request_, method="ascent", retain=None, test=None, params=("steps=3", "batch_size=4")
     )
@@ -316,7 +316,7 @@ def test_ascent_needs_neither_retain_nor_test(world, request_):
 
 
 @pytest.mark.parametrize("method", ["npo_gdr", "ihl_sine", "dpo", "idk", "simnpo", "loku"])
-def test_methods_of_the_literature(world, request_, method, tmp_path):
+def test_methods_of_the_literature(request_, method, tmp_path):
     questions = write_rows(tmp_path / "questions.jsonl", FORGET[:3])
     changes = {"method": method, "forget": questions, "params": ("steps=2", "batch_size=4")}
     result = apply(dataclasses.replace(request_, **changes))
@@ -377,7 +377,7 @@ def test_bfloat16_moves_as_float32_does_and_metadata_stays(world, request_, tmp_
     assert moved["half"] == pytest.approx(moved["single"], rel=0.1) and moved["half"] > 1e-3
 
 
-def test_one_of_several_methods_is_chosen_and_relearnt(world, request_):
+def test_one_of_several_methods_is_chosen_and_relearnt(request_):
     short = {"params": ("steps=2", "batch_size=4"), "audits": ("relearn",)}
     result = apply(dataclasses.replace(request_, method="npo_gdr,ascent", **short))
     choice = result.statement["choice"]

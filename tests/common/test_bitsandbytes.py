@@ -86,7 +86,7 @@ def test_without_the_library_one_line_names_it(tiny, monkeypatch, name):
         train(tiny, name)
 
 
-def test_moments_in_the_plan(cli):
+def test_moments_in_the_plan():
     """By hand: 8 bytes a parameter for both moments, 2 in 8 bits; paged ones in main memory."""
     held = {}
     for name in ("adamw", *NAMES):
@@ -128,7 +128,7 @@ def test_how_weights_are_packed(request):
     assert quantisation(config.model_copy(update={"quantised": None})) is None
 
 
-def test_packed_weights_are_no_whole_training(cli, one_line_error, tmp_path):
+def test_packed_weights_are_no_whole_training(cli, one_line_error):
     packed = ("--set", "protocol.model.quantised=nf4")
     line = one_line_error(cli("plan", SUITE, *packed))
     assert "name model.original" in line

@@ -370,7 +370,7 @@ def test_amnesiac_labels_are_wrong_and_drawn_once(make, split):
     assert len(set.union(*labels.values())) > 1
 
 
-def test_amnesiac_draws_from_what_is_retained(tiny, make):
+def test_amnesiac_draws_from_what_is_retained(make):
     """As its sources do: no class that is forgotten as a whole, and never the true one."""
     method, task = make("amnesiac", {})
     assert method._classes(task) == [0, 2, 3], "class 1 is the request"
@@ -528,7 +528,7 @@ def test_scrub_r_says_what_it_lacks_before_it_trains(make, split, held_out):
 # -- NegGrad+, l1-sparse, SSD ---------------------------------------------------------------------
 
 
-def test_neg_grad_plus_is_gradient_difference_rescaled(tiny, run):
+def test_neg_grad_plus_is_gradient_difference_rescaled(run):
     """Under SGD without decay: lambda = (1 - a) / a, rate a lr."""
     common = {"optimizer": "sgd", "steps": 6, "epochs": None}
     plus, _ = run(

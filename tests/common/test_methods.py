@@ -276,7 +276,7 @@ def test_a_config_of_an_earlier_version_is_read_and_has_its_key():
     assert "reading: unknown key" in complaint(resolve, "gd_sine", {"reading": "two_rates"})
 
 
-def test_the_slope_rule_equalises_the_first_step(tiny, unlearn):
+def test_the_slope_rule_equalises_the_first_step(unlearn):
     """lr / (omega phi'(0)) under Adam: the first step in weight space is LoRA's."""
     deltas = {}
     for name in (

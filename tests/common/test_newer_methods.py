@@ -106,7 +106,7 @@ def test_pdus_multiplier_rises_while_the_level_is_broken_and_is_never_negative()
     assert float(other) == 0 and float(dual) == 2.0
 
 
-def test_pdu_weighs_the_retain_loss_by_the_multiplier_before_it_rises(tiny):
+def test_pdu_weighs_the_retain_loss_by_the_multiplier_before_it_rises():
     z, labels = values_of(4, 5), torch.tensor([0, 1, 2, 3])
     terms = ForgetRetain(Mean(tools.logit_spread), Mean(cross_entropy))
     dual = tools.Multiplier(3.0, 1.0)

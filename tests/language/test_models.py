@@ -473,7 +473,7 @@ def tiny(kind):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_ascent_on_everything_before_the_last_layers_stays_below(kind, monkeypatch):
+def test_ascent_on_everything_before_the_last_layers_stays_below(kind):
     model = tiny(kind)
     probe = make_probe("ceiling", {}, "test")
     table = probe.measure(model, SimpleNamespace(last_layers=last_layers))

@@ -312,7 +312,7 @@ def test_the_add_on_without_weight_is_the_method_itself(task_of, results, tiny):
     assert not tiny.same(alone, results["gd+cl"][0])
 
 
-def test_the_add_on_records_the_base_it_runs(monkeypatch):
+def test_the_add_on_records_the_base_it_runs():
     """Merging into the default's dump must not keep the default base's settings."""
     config = resolve_config("with_contrast", None, {"base": "gd_sine"}, origin="test")
     assert config.resolved == METHODS["gd_sine"].Config().model_dump(mode="json")
