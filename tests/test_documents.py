@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import configparser
-import io
 import itertools
 import re
 from collections.abc import Iterator
@@ -13,12 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
-from stable_forgetting.benchmarks.report import terminal
-from stable_forgetting.benchmarks.report.section import Table
-from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
-from stable_forgetting.benchmarks.sharing.versus import encounters
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.variants import ROWS
@@ -209,7 +203,6 @@ def test_the_changelog_counts_the_methods():
 # The README ---------------------------------------------------------------------
 
 
-REFERENCES = ("original", "retrain", "retrain (second)")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -222,19 +215,6 @@ def test_the_suite_of_ones_own_photos_can_be_loaded(tmp_path):
     assert len([row for row in suite.rows if row.method not in ("original", "retrain")]) == 5
 
 
-def test_the_table_of_the_readme_is_the_one_that_is_printed():
-    (block,) = re.findall(r"^\$ unlearn report digits-class\n(.*?)^```$", README, re.M | re.S)
-    report = (RESULTS / "digits-class" / "LEADERBOARD.md").read_text(encoding="utf-8")
-    main = next(s for s in read_report(report) if isinstance(s.content, Table))
-    console = Console(file=io.StringIO(), width=120)
-    terminal.show(console, [main])
-    lines = [line.rstrip() for line in console.file.getvalue().strip("\n").splitlines()]
-    first = iter(lines[: len(main.content.rows) + 2])
-    shown = block.splitlines()
-    assert len(shown) > 7 and shown[0] == lines[0]
-    assert [line for line in shown if line not in first] == []
-
-
 @pytest.mark.parametrize(
     "term",
     ["forget accuracy", "retain accuracy", "test accuracy", "membership inference attack", "AG4"],
@@ -242,38 +222,6 @@ def test_the_table_of_the_readme_is_the_one_that_is_printed():
 def test_the_first_table_spells_its_columns_out(term):
     _, _, after = README.partition("$ unlearn report digits-class")
     assert term in after.partition("```")[2].partition("**2.")[0]
-
-
-def test_the_numbers_of_the_findings_are_those_of_the_reports():
-    """What the README says under "Four findings", computed from the shipped reports."""
-    said = README.partition("## Four findings")[2]
-    met, _ = encounters([("gd_sine", "gd_lora_omega")], [RESULTS])
-    same = sum(own.reading == "same" for own in met)
-    assert f"[{len(met)} tables]" in said and f"decimals in {same} and different in none" in said
-    assert {own.reading for own in met} == {"same", "not apart"}
-    digits = sections_of("digits-all-class/LEADERBOARD.md")
-    rows = [row for row in next(filter(None, digits)) if row[0] not in REFERENCES]
-    near = sum("?" in row for row in rows)
-    assert f"{near} of {len(rows)} methods" in said
-    assert rows[0][0] == "fast_ntk" and "gd_lora" in [row[0] for row in rows[:10]]
-    report = read_report((RESULTS / "digits-all-class/LEADERBOARD.md").read_text(encoding="utf-8"))
-    main = next(section.content for section in report if isinstance(section.content, Table))
-    changed = main.heads.index("changed_f ↓")
-    shares = {row[0]: row[changed].partition("±")[0] for row in main.rows}
-    assert f"{shares['gd_lora']} % of the forgotten images otherwise" in said
-    assert f"otherwise, a second Retrain {shares['retrain (second)']} %" in said
-    relearnt = [{row[0]: row[1].split()[0] for row in table} for table in digits][-1]
-    assert f"in {relearnt['fast_ntk']} steps (Retrain: {relearnt['retrain']})" in said
-    swept = {row[0]: row for row in sections_of("maps/cifar100-class10-bound/MAP.md")[0]}
-    assert (
-        f"keeps {swept['ul_tanh_c1'][6]} %" in said and f"bound {swept['gd_ul_omega'][6]} %" in said
-    )
-
-
-def sections_of(report: str) -> list[list[list[str]]]:
-    """The rows of every table of a shipped report."""
-    found = read_report((RESULTS / report).read_text(encoding="utf-8"))
-    return [list(map(list, s.content.rows)) for s in found if isinstance(s.content, Table)]
 
 
 def test_documents_are_short():

@@ -257,6 +257,13 @@ def brackets() -> tuple[float, int, float]:
     return both[0], len(rows), both[1]
 
 
+def one_digit() -> tuple:
+    """Steps that the nearest row and Retrain take; what LoRA and a second Retrain answer anew."""
+    assert rank("digits-all-class", "fast_ntk") == 1 and rank("digits-all-class", "gd_lora") <= 10
+    steps = (cell(ALL, "relearn", row, "steps") for row in ("fast_ntk", "retrain"))
+    return *steps, *(cell(ALL, "", row, "changed_f ↓") for row in ("gd_lora", "retrain (second)"))
+
+
 def a_tenth_of_digits() -> tuple[str, str]:
     """Rows of equal utility at or below the second Retrain under attack, and all of them."""
     found = hiding.attacked(versus.read_boards([RESULTS])[0])
@@ -728,8 +735,9 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "{} (Holm).",
      lambda: (readings(BALL).count("nearer"), len(readings(BALL)),
               readings(BALL).count("farther"))),
-    (README, "the nearest one relearns the digit in {} steps (Retrain: {})",
-     lambda: (cell(ALL, "relearn", "fast_ntk", "steps"), cell(ALL, "relearn", "retrain", "steps"))),
+    (README, "the nearest one relearns the digit in {} steps (Retrain: {}). LoRA, among the ten "
+             "nearest, answers {} % of the forgotten images otherwise, a second Retrain {} %.",
+     one_digit),
 ]  # fmt: skip
 
 
@@ -988,31 +996,3 @@ def test_the_near_methods_of_the_guide_are_those_of_the_tables():
         floor = re.search(r"\[([\d.]+)\]", said)
         assert (suite == "tdec-small") == (floor is None)
         assert floor is None or floor[1] == f"{distance(suite, 'retrain (second)'):.2f}"
-
-
-def block(command: str) -> list[str]:
-    """What the README shows of a command, line by line."""
-    text = (ROOT / README).read_text(encoding="utf-8")
-    return re.search(rf"^\$ {command}\n(.*?)^```$", text, re.M | re.S)[1].splitlines()
-
-
-def test_the_comparison_in_the_readme_is_that_of_the_tables():
-    met = {own.suite: own for own in versus.encounters([SINE], [RESULTS])[0]}
-    _, *lines = block("unlearn compare gd_sine,gd_lora_omega")
-    assert len(lines) == 3
-    for line in lines:
-        suite, seeds, *_ = line.split()
-        own, summary = met[suite], met[suite].difference.summary
-        said = f"{summary.mean:+.2f} [{summary.low:+.2f}, {summary.high:+.2f}]"
-        assert said in line and line.endswith(f" {own.reading}") and int(seeds) == len(own.runs)
-        assert own.floor is not None, "the distance is one to Retrain"
-
-
-def test_the_sweep_in_the_readme_is_that_of_the_report():
-    table = tables(BOUND)[0][1]
-    reported = {row[0]: list(map(str, row)) for row in table.rows}
-    heads, *lines = (
-        re.split(r"\s{2,}", line.strip()) for line in block("unlearn report digits-class-bound")
-    )
-    assert heads == list(map(str, table.heads)) and len(lines) == 3
-    assert all(cells == reported[cells[0]] for cells in lines)

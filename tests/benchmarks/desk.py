@@ -58,11 +58,7 @@ def lay_images(root: Path) -> None:
     for seed, name in enumerate(("forget", "retain", "test")):
         test_apply.paint(root / name, dict.fromkeys(test_apply.NAMES, 6), seed)
     model = test_apply.trained(test_apply.tiny_vit(), [root / "forget", root / "retain"])
-    names = {"label_names": list(test_apply.NAMES)}
-    size = {"img_size": test_apply.SIDE}
-    test_apply.save_for_hf(
-        model, root / "my_vit", model_config=names, model_args=size, safe_serialization=True
-    )
+    test_apply.save(model, root / "my_vit")
     plain = timm.create_model("vit_tiny_patch16_224", num_classes=4)
     for name in ("my_vit.pth", "vit.pth"):
         torch.save(plain.state_dict(), root / name)
@@ -71,14 +67,9 @@ def lay_images(root: Path) -> None:
 
 def lay_texts(root: Path) -> None:
     """A causal model, three files of rows, published logs, and texts for probes."""
-    from transformers import AutoModelForCausalLM
-
-    words, rows = test_apply_text.tokenizer(), test_apply_text
-    model = AutoModelForCausalLM.from_config(rows.config_of("llama"))
-    model = rows.trained(model, rows.FORGET + rows.RETAIN, words)
-    for name in ("my_llm", "hf"):
-        model.save_pretrained(root / name)
-        words.save_pretrained(root / name)
+    rows = test_apply_text
+    model = rows.write_trained(root / "my_llm", "llama")
+    shutil.copytree(root / "my_llm", root / "hf")
     torch.save(model.state_dict(), root / "hf/pytorch_model.bin")
     for name, part in (("forget", rows.FORGET), ("retain", rows.RETAIN), ("unseen", rows.TEST)):
         rows.write_rows(root / f"{name}.jsonl", part)

@@ -79,6 +79,17 @@ def trained(model, folders, chans=3):
     return model.eval()
 
 
+def save(model, folder):
+    """In the hub's layout."""
+    save_for_hf(
+        model,
+        folder,
+        model_config={"label_names": list(NAMES)},
+        model_args={"img_size": SIDE},
+        safe_serialization=True,
+    )
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A trained model in the hub's layout, and folders to forget, retain and test on."""
@@ -87,14 +98,7 @@ def world(tmp_path_factory):
         paint(root / "forget", {"blue": 8, "red": 4}, 1)
         paint(root / "retain", dict.fromkeys(NAMES, 10), 2)
         paint(root / "test", dict.fromkeys(NAMES, 6), 3)
-        model = trained(tiny_vit(), [root / "forget", root / "retain"])
-        save_for_hf(
-            model,
-            root / "model",
-            model_config={"label_names": list(NAMES)},
-            model_args={"img_size": SIDE},
-            safe_serialization=True,
-        )
+        save(trained(tiny_vit(), [root / "forget", root / "retain"]), root / "model")
     return root
 
 

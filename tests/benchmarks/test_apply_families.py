@@ -13,6 +13,7 @@ from stable_forgetting.benchmarks.apply import Application, apply
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.tokenizers import train_tokenizer
+from tests.benchmarks.test_apply_text import reloaded, write_rows
 
 ROWS = [
     {"question": f"Who lives in {town}?", "answer": f"{name} does."}
@@ -67,11 +68,6 @@ def write_model(folder, kind, words):
     return folder
 
 
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture
 def order(tmp_path):
     """A request without a model."""
@@ -82,14 +78,6 @@ def order(tmp_path):
         "params": ("steps=2", "batch_size=2", "adapter.rank=2"),
         "out": tmp_path / "out",
     }
-
-
-def reloaded(folder):
-    from transformers import AutoModelForCausalLM
-
-    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    return model.eval()
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -104,7 +92,7 @@ def test_a_family_is_adapted_in_its_mlps_and_loads_again(kind, order, tmp_path):
     assert len(moved) == 2 * len(MLP.get(kind, GATED)) and all(".mlp." in name for name in moved)
     ids = words("Who lives in Oslo?", return_tensors="pt")["input_ids"]
     with torch.no_grad():
-        before, after = (reloaded(each)(input_ids=ids).logits for each in (given, order["out"]))
+        before, after = (reloaded(each)[0](input_ids=ids).logits for each in (given, order["out"]))
     assert after.isfinite().all() and not torch.equal(before, after)
 
 

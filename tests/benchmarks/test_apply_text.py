@@ -98,6 +98,19 @@ def trained(model, rows, words, steps=60):
     return model.eval()
 
 
+def write_trained(folder, kind):
+    """A model that knows the rows, and its tokenizer, in a folder; the model."""
+    from transformers import AutoModelForCausalLM
+
+    words = tokenizer()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config_of(kind))
+        trained(model, FORGET + RETAIN, words).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return model
+
+
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -106,16 +119,9 @@ def write_rows(path, rows):
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """Folders of a trained GPT-Neo (tied) and LLaMA (untied), and the files."""
-    from transformers import AutoModelForCausalLM
-
     root = tmp_path_factory.mktemp("world")
-    words = tokenizer()
-    with torch.random.fork_rng():
-        for kind in ("gpt_neo", "llama"):
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config_of(kind))
-            trained(model, FORGET + RETAIN, words).save_pretrained(root / kind)
-            words.save_pretrained(root / kind)
+    for kind in ("gpt_neo", "llama"):
+        write_trained(root / kind, kind)
     for role, rows in (("forget", FORGET), ("retain", RETAIN), ("test", TEST)):
         write_rows(root / f"{role}.jsonl", rows)
     return root
@@ -296,7 +302,7 @@ def test_what_is_forgotten_is_less_likely_after(request_):
     assert after["forget"]["probability"] < after["retain"]["probability"]
 
 
-def test_ascent_needs_neither_retain_nor_test(world, request_):
+def test_ascent_needs_neither_retain_nor_test(request_):
     request = dataclasses.replace(
         request_, method="ascent", retain=None, test=None, params=("steps=3", "batch_size=4")
     )
@@ -310,7 +316,7 @@ def test_ascent_needs_neither_retain_nor_test(world, request_):
 
 
 @pytest.mark.parametrize("method", ["npo_gdr", "ihl_sine", "dpo", "idk", "simnpo", "loku"])
-def test_methods_of_the_literature(world, request_, method, tmp_path):
+def test_methods_of_the_literature(request_, method, tmp_path):
     questions = write_rows(tmp_path / "questions.jsonl", FORGET[:3])
     changes = {"method": method, "forget": questions, "params": ("steps=2", "batch_size=4")}
     result = apply(dataclasses.replace(request_, **changes))
@@ -371,7 +377,7 @@ def test_bfloat16_moves_as_float32_does_and_metadata_stays(world, request_, tmp_
     assert moved["half"] == pytest.approx(moved["single"], rel=0.1) and moved["half"] > 1e-3
 
 
-def test_one_of_several_methods_is_chosen_and_relearnt(world, request_):
+def test_one_of_several_methods_is_chosen_and_relearnt(request_):
     short = {"params": ("steps=2", "batch_size=4"), "audits": ("relearn",)}
     result = apply(dataclasses.replace(request_, method="npo_gdr,ascent", **short))
     choice = result.statement["choice"]

@@ -201,7 +201,7 @@ def test_one_worker_works_in_this_process_and_more_in_a_pool():
     pool.shutdown()
 
 
-def test_installed_command_is_the_module(spawn):
+def test_installed_command_is_the_module():
     entry = subprocess.run(
         [sys.executable, "-c", "import sys; sys.argv = ['unlearn', 'show', 'benchmarks']\n"
          "from importlib.metadata import entry_points\n"

@@ -31,7 +31,6 @@ def converted(tmp_path, content, name="vit.pth", **options):
 
 
 def test_a_pth_of_another_size_from_ddp_is_converted_and_unlearned(
-    world,  # noqa: F811
     request_,  # noqa: F811
     state,
     tmp_path,

@@ -78,7 +78,7 @@ def test_the_page_of_samples_has_each_image_once_and_each_models_answer(copied, 
     assert text.count('data-who="gd"') == cards and "forget" in text
 
 
-def test_the_demo_prints_a_whole_table_and_samples_of_images(copied, cli, capsys, monkeypatch):
+def test_the_demo_prints_a_whole_table_and_samples_of_images(copied, capsys, monkeypatch):
     monkeypatch.setattr(demo.console, "_width", 80)
     suite = load_suite(str(copied.paths["random"]))
     board = make_leaderboard(suite, StageStore(copied.store))

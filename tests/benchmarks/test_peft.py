@@ -23,14 +23,8 @@ ROWS = {"forget": texts.FORGET, "retain": texts.RETAIN}
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Folder of a small LLaMA."""
-    from transformers import AutoModelForCausalLM
-
-    folder, words = tmp_path_factory.mktemp("base"), texts.tokenizer()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(texts.config_of("llama"))
-        texts.trained(model, texts.FORGET + texts.RETAIN, words).save_pretrained(folder)
-    words.save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("base")
+    texts.write_trained(folder, "llama")
     return folder
 
 
@@ -110,7 +104,7 @@ def test_settings_of_our_own_adapters_are_not_for_those_of_peft(base):
         forget(base, **ROWS, method="o3", params={"adapter": {"peft": "lora", "dropout": 0}})
 
 
-def test_an_adapter_is_the_model_of_a_suite(base, adapter):
+def test_an_adapter_is_the_model_of_a_suite(adapter):
     folder, whole = adapter
     config = CausalModelConfig(name=str(folder))
     words = load_tokenizer(config)
@@ -139,7 +133,7 @@ def test_an_adapter_beside_other_trained_weights_is_refused(base, tmp_path):
     assert result.statement["output"]["peft"] == "model.norm.weight is trained beside it"
 
 
-def test_an_adapter_is_a_start(base, adapter, tmp_path):
+def test_an_adapter_is_a_start(adapter, tmp_path):
     folder, whole = adapter
     texts.tokenizer().save_pretrained(tmp_path / "whole")
     whole.save_pretrained(tmp_path / "whole")
@@ -175,7 +169,7 @@ def test_what_is_written_is_a_start_again(base, tmp_path):
     assert again.before["forget"] == pytest.approx(whole.before["forget"], rel=1e-5)
 
 
-def test_an_adapter_that_cannot_be_merged_is_said_in_one_line(base, adapter, tmp_path):
+def test_an_adapter_that_cannot_be_merged_is_said_in_one_line(adapter):
     folder, _ = adapter
     weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
     about = json.loads(config.read_text())

@@ -159,7 +159,7 @@ def test_an_old_plugin_is_told_the_new_import(cli, tmp_path, monkeypatch, text):
 
 
 @pytest.mark.parametrize("name", suite_names())
-def test_the_example_is_a_row_of_every_built_in_suite(name, loaded_example, tmp_path):
+def test_the_example_is_a_row_of_every_built_in_suite(name, loaded_example, built_in, tmp_path):
     """A baseline of one's own enters on equal terms: same tuning, same budget, no further line."""
     file = find_suite(name)
     if file.stem != name:
@@ -167,7 +167,7 @@ def test_the_example_is_a_row_of_every_built_in_suite(name, loaded_example, tmp_
     path = tmp_path / "mine.yaml"
     rows = {"down_to_chance": None, "down_to_chance_sine": None}
     path.write_text(yaml.safe_dump({"extends": name, "suite": "mine", "methods": rows}))
-    suite, parent = load_suite(str(path)), load_suite(name)
+    suite, parent = load_suite(str(path)), built_in(name)
     row = suite.row("down_to_chance")
     tuned = [r for r in parent.rows if r.search is not None]
     assert (row.search is not None) == bool(parent.spec.tune)

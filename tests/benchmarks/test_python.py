@@ -46,16 +46,12 @@ def equal(first, second) -> bool:
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory, cli):
     """A classifier, its folders, and what the command makes of them."""
-    from timm.models import save_for_hf
-
     root = tmp_path_factory.mktemp("pictures")
     for seed, part in enumerate(PARTS):
         images.paint(root / part, dict.fromkeys(images.NAMES, 6), seed)
     with torch.random.fork_rng():
         model = images.trained(images.tiny_vit(), [root / "forget", root / "retain"])
-    about = {"label_names": list(images.NAMES)}
-    size = {"img_size": images.SIDE}
-    save_for_hf(model, root / "model", about, model_args=size, safe_serialization=True)
+    images.save(model, root / "model")
     folders = [word for part in PARTS for word in (f"--{part}", root / part)]
     settings = ["--set", "steps=4", "--set", "batch_size=16", "--set", "adapter.rank=4"]
     done = cli(
@@ -240,12 +236,7 @@ def llm(tmp_path_factory, cli):
     from transformers import AutoModelForCausalLM
 
     root, words = tmp_path_factory.mktemp("llm"), texts.tokenizer()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(texts.config_of("llama"))
-        model = texts.trained(model, texts.FORGET + texts.RETAIN, words)
-    model.save_pretrained(root / "model")
-    words.save_pretrained(root / "model")
+    texts.write_trained(root / "model", "llama")
     for part, rows in zip(PARTS, (texts.FORGET, texts.RETAIN, texts.TEST), strict=True):
         texts.write_rows(root / f"{part}.jsonl", rows)
     files = [word for part in PARTS for word in (f"--{part}", root / f"{part}.jsonl")]

@@ -366,6 +366,15 @@ def test_commands_in_messages_can_be_typed(tiny_suite, cli, tmp_path, one_line_e
         assert shlex.split(command) == ["unlearn", "run", str(path)]
 
 
+@pytest.fixture
+def nothing_shipped(monkeypatch):
+    """A site has what is given alone, and is made at once."""
+    monkeypatch.setattr(site, "_shipped", lambda: ())
+    monkeypatch.setattr(site, "_maps", lambda: ())
+    monkeypatch.setattr(site.versus, "CLAIMS", {})
+
+
+@pytest.mark.usefixtures("nothing_shipped")
 def test_the_site_has_the_suites_of_a_store(copied, cli, tmp_path, one_line_error):
     out = tmp_path / "site"
     assert cli("site", "--out", out, "--store", copied.store).code == 0
@@ -411,8 +420,7 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     bundles = tmp_path / "bundles"
     shutil.copytree(scored.bundle, bundles / "theirs")
     site = tmp_path / "site"
-    for _ in range(2):  # it may be made again
-        assert cli("site", "--out", site, "--submissions", bundles).code == 0
+    assert cli("site", "--out", site, "--submissions", bundles).code == 0
     pages = {path.name: path.read_text() for path in site.glob("*.html")}
     shipped = {f"{path.parent.name}.html" for path in RESULTS.glob("*/LEADERBOARD.md")}
     maps = {f"map-{path.parent.name}.html" for path in RESULTS.glob("maps/*/MAP.md")}
@@ -438,16 +446,13 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     assert "holds something else" in one_line_error(cli("site", "--out", bundles))
 
 
-def test_bundles_that_would_have_one_page_are_refused(
-    scored, bundle, monkeypatch, cli, one_line_error, tmp_path
-):
+@pytest.mark.usefixtures("nothing_shipped")
+def test_bundles_that_would_have_one_page_are_refused(scored, cli, one_line_error, tmp_path):
     bundles, out = tmp_path / "bundles", tmp_path / "site"
-    monkeypatch.setattr(site, "_shipped", lambda: ())
-    monkeypatch.setattr(site, "_maps", lambda: ())
-    monkeypatch.setattr(site.versus, "CLAIMS", {})
     for name in ("team.1", "team.2"):
         shutil.copytree(scored.bundle, bundles / name)
-    assert cli("site", "--out", out, "--submissions", bundles).code == 0
+    for _ in range(2):  # it may be made again
+        assert cli("site", "--out", out, "--submissions", bundles).code == 0
     assert {"submitted-team.1.html", "submitted-team.2.html"} <= {p.name for p in out.iterdir()}
     (bundles / "team.1").rename(bundles / "team 2")
     (bundles / "team.2").rename(bundles / "team-2")

@@ -416,7 +416,7 @@ def test_a_shipped_sweep_is_read(cli, tmp_path):
     assert shown.code == 0 and "ul_tanh_c0.3" in shown.out and "comes with the project" in shown.err
 
 
-def test_rows_of_another_suite_run_on_a_grid(cli, tmp_path):
+def test_rows_of_another_suite_run_on_a_grid(tmp_path):
     path = tmp_path / "mine.yaml"
     grid = {"lrs": [1e-3, 1e-2], "lambdas": [1.0], "steps": [5]}
     data = {"extends": "digits-class", "suite": "mine", "rows": ["gd_sine"], "grid": grid}

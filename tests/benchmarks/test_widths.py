@@ -12,10 +12,8 @@ from rich.console import Console
 
 from stable_forgetting.benchmarks.report import terminal
 from stable_forgetting.benchmarks.report.section import Section, Table, table
-from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 
 WIDTHS = (60, 70, 80, 100, 120, 200)
-REPORTS = ("digits-class", "authors", "cifar10-small-all", "tdec-small", "maps/digits-class-sweep")
 COMMANDS = (
     ("show", "--filter", "a"),
     ("show", "suites", "--paper"),
@@ -26,6 +24,7 @@ COMMANDS = (
     ("show", "image_classification"),
     ("show", "bounded", "--plan", "llama-2-7b"),
     ("report", "digits-random"),
+    ("report", "tdec-small"),
     ("attack", "digits-all-class"),
     ("report", "digits-class-sweep"),
 )
@@ -51,14 +50,6 @@ def check(sections: list[Section], width: int) -> None:
                 names = place == 0 and max(len(row[0]) for row in each.rows) <= terminal.NAME
                 if column.kind != "words" or names:
                     assert all(row[place] in text for row in each.rows), column.head
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_shipped_reports_are_whole_at_any_width(name):
-    (path,) = set((RESULTS / name).glob("*.md")) - {RESULTS / name / "NOTES.md"}
-    sections = read_report(path.read_text(encoding="utf-8"))
-    for width in WIDTHS:
-        check(sections, width)
 
 
 @pytest.mark.parametrize("args", COMMANDS, ids=" ".join)
@@ -89,8 +80,7 @@ def test_a_cell_that_is_wider_than_the_console_wraps():
     assert all(word in text for word in rows[0][1].split())
 
 
-@pytest.mark.parametrize("width", [60, 200])
-def test_a_pipe_is_as_wide_as_columns_says(width):
+def test_a_pipe_is_as_wide_as_columns_says():
     code = "from stable_forgetting.benchmarks.cli.options import console; print(console.width)"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -98,6 +88,6 @@ def test_a_pipe_is_as_wide_as_columns_says(width):
         text=True,
         check=True,
         cwd=Path(__file__).parents[2],
-        env={"COLUMNS": str(width), "PATH": ""},
+        env={"COLUMNS": "200", "PATH": ""},
     )
-    assert int(done.stdout) == width
+    assert int(done.stdout) == 200

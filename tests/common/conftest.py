@@ -14,12 +14,9 @@ from stable_forgetting.common.methods.base import train_reference
 from stable_forgetting.common.objectives.positions import sample_cross_entropy
 from stable_forgetting.common.train.config import FitConfig
 from tests.common.made import values_of
+from tests.common.train.trained import Killed, resumed
 
 RECIPE = FitConfig(steps=25, batch_size=16, lr=1e-2)
-
-
-class Killed(Exception):
-    pass
 
 
 @pytest.fixture(scope="session")
@@ -43,18 +40,14 @@ def baseline(tiny):
 
     def resumes(run, folder) -> list[int]:
         """The steps after a kill at the eleventh; the model is that of a whole run."""
-        path, steps = folder / "checkpoint.safetensors", []
 
         def kill(step, total, loss):
             if step == 11 and total >= 11:
                 raise Killed
 
         whole = run()
-        with pytest.raises(Killed):
-            run(checkpoint=path, progress=kill)
-        assert list(folder.glob("checkpoint*.safetensors"))
-        resumed = run(checkpoint=path, progress=lambda step, *_: steps.append(step))
-        assert tiny.same(whole, resumed)
+        model, steps = resumed(run, folder, kill)
+        assert tiny.same(whole, model)
         return steps
 
     return SimpleNamespace(recipe=RECIPE, original=original, losses=losses, resumes=resumes)

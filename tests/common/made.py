@@ -1,17 +1,45 @@
-"""What tests of losses and gradients make: values, and a loss."""
+"""What tests of losses, gradients and configs make: values, a loss, and the line of an error."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 import torch.nn.functional as F
+
+from stable_forgetting.common.base.errors import ConfigError
+
+
+def stream(seed: int = 0) -> torch.Generator:
+    """A generator of a seed."""
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
+    """Normal values in float32."""
+    return scale * torch.randn(*shape, generator=stream(seed))
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Standard normal values in float64."""
+    return values_of(*shape, seed=seed, scale=1.0)
 
 
 def values_of(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
     """Normal values in float64."""
-    stream = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=stream, dtype=torch.float64)
+    return scale * torch.randn(*shape, generator=stream(seed), dtype=torch.float64)
 
 
 def loss_of(model, batch) -> torch.Tensor:
     """Cross-entropy of a model on what a batch calls x."""
     return F.cross_entropy(model(batch.inputs["x"]), batch.labels)
+
+
+def complaint(function: Callable[..., object], *args: object, **kwargs: object) -> str:
+    """The one line of the config error that a call ends with."""
+    with pytest.raises(ConfigError) as error:
+        function(*args, **kwargs)
+    text = str(error.value)
+    assert text and "\n" not in text
+    return text

@@ -61,7 +61,7 @@ def test_what_a_source_offers_is_offered_and_guarded(tiny, split):
     assert access.violations == ["test"]
 
 
-def test_samples_are_counted_by_part(data, split, tiny):
+def test_samples_are_counted_by_part(data, split):
     ids = torch.as_tensor(split.parts["forget"])
     for batch in (ids, ids, ids[:2]):  # the second is another view of the first
         data.source.fetch(batch)

@@ -35,18 +35,11 @@ from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
 from stable_forgetting.common.train.protocols import Telemetry
+from tests.common.made import noise, stream
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 LITERAL_AND_DROPOUT = ("paper_literal", "paper_dropout")
 MLP = ("blocks.*.mlp.fc*",)
-
-
-def stream(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def noise(seed, *shape, scale=1.0):
-    return scale * torch.randn(*shape, generator=stream(seed))
 
 
 def adapted(tiny, seed=0, *, scale=0.3, **fields):

@@ -43,6 +43,7 @@ from stable_forgetting.common.methods.gradient import AdaptedConfig, adapter_tar
 from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
+from tests.common.made import stream
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 CONFIGS = {
@@ -52,10 +53,6 @@ CONFIGS = {
 }
 MLP = ("blocks.*.mlp.fc*",)
 BOUNDS = ("absolute", "relative")
-
-
-def stream(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def inputs(n=9):

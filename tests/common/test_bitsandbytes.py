@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -17,6 +18,7 @@ from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.models.build import quantisation
+from tests.common.train.trained import kill_at, resumed
 
 NAMES = ("adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit")
 SUITE = "tofu-llama2-7b-forget10"
@@ -56,15 +58,7 @@ def library(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", optimizers)
 
 
-class Stopped(Exception):
-    pass
-
-
-def train(tiny, optimizer, checkpoint=None, stop_at=None):
-    def progress(step, total, loss):
-        if step == stop_at:
-            raise Stopped
-
+def train(tiny, optimizer, checkpoint=None, progress=None):
     model, source = tiny.net(), tiny.Source()
     config = FitConfig(
         steps=6, batch_size=8, lr=1e-2, optimizer=optimizer, checkpoint_every=2, log_every=1
@@ -79,10 +73,8 @@ def train(tiny, optimizer, checkpoint=None, stop_at=None):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_killed_training_ends_with_the_same_bits(tiny, library, tmp_path, name):
     whole = train(tiny, name)
-    with pytest.raises(Stopped):
-        train(tiny, name, tmp_path / "c.safetensors", stop_at=5)
-    resumed = train(tiny, name, tmp_path / "c.safetensors")
-    assert all(torch.equal(resumed[key], value) for key, value in whole.items())
+    again, _ = resumed(partial(train, tiny, name), tmp_path, kill_at(5))
+    assert all(torch.equal(again[key], value) for key, value in whole.items())
     plain = train(tiny, "adamw")
     assert not all(torch.equal(plain[key], value) for key, value in whole.items())
 
@@ -94,7 +86,7 @@ def test_without_the_library_one_line_names_it(tiny, monkeypatch, name):
         train(tiny, name)
 
 
-def test_moments_in_the_plan(cli):
+def test_moments_in_the_plan():
     """By hand: 8 bytes a parameter for both moments, 2 in 8 bits; paged ones in main memory."""
     held = {}
     for name in ("adamw", *NAMES):
@@ -136,7 +128,7 @@ def test_how_weights_are_packed(request):
     assert quantisation(config.model_copy(update={"quantised": None})) is None
 
 
-def test_packed_weights_are_no_whole_training(cli, one_line_error, tmp_path):
+def test_packed_weights_are_no_whole_training(cli, one_line_error):
     packed = ("--set", "protocol.model.quantised=nf4")
     line = one_line_error(cli("plan", SUITE, *packed))
     assert "name model.original" in line

@@ -211,7 +211,7 @@ def test_fast_ntk_takes_the_true_class_first_and_a_subset_of_classes(task_of):
 # -- influence unlearning -------------------------------------------------------------------------
 
 
-def test_woodbury_is_the_inverse(tiny):
+def test_woodbury_is_the_inverse():
     stream = torch.Generator().manual_seed(1)
     singles = torch.randn(7, 20, generator=stream, dtype=torch.float64)
     v = torch.randn(20, generator=stream, dtype=torch.float64)

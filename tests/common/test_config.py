@@ -20,9 +20,9 @@ from stable_forgetting.common.base.config import (
     read_yaml,
     validate,
 )
-from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.train.config import FitConfig
+from tests.common.made import complaint
 
 
 class Inner(Strict):
@@ -58,14 +58,6 @@ def load(tmp_path):
         return validate(model, read_yaml(path), str(path))
 
     return go
-
-
-def complaint(function, *args) -> str:
-    with pytest.raises(ConfigError) as error:
-        function(*args)
-    text = str(error.value)
-    assert text and "\n" not in text
-    return text
 
 
 # What is accepted --------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -18,13 +17,10 @@ from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.objectives.objectives import ForgetRetain
 from stable_forgetting.common.objectives.positions import cross_entropy
 from stable_forgetting.common.objectives.terms import Mean
-from tests.common.made import loss_of, values_of
+from tests.common.made import loss_of, normal
 
 WITH_STATE = {"gru": {}, "gdr_gma": {"gamma": 3.0, "level": 0.2}}
 NOISE = 1.0
-
-
-drawn = partial(values_of, scale=1.0)
 
 
 def flat(tensors):
@@ -33,8 +29,8 @@ def flat(tensors):
 
 def pair(seed=0, *, opposed=False):
     """A forget and a retain gradient of two tensors, which oppose one another or not."""
-    ours = [drawn(3, 4, seed=seed), drawn(5, seed=seed + 1)]
-    kept = [drawn(3, 4, seed=seed + 2), drawn(5, seed=seed + 3)]
+    ours = [normal(3, 4, seed=seed), normal(5, seed=seed + 1)]
+    kept = [normal(3, 4, seed=seed + 2), normal(5, seed=seed + 3)]
     sign = -1 if opposed else 1
     return ours, [sign * torch.copysign(k, u) for k, u in zip(kept, ours, strict=True)]
 
@@ -74,7 +70,7 @@ def test_munba_weighs_as_the_published_closed_form_and_strikes_the_bargain(oppos
 
 
 def test_munbas_forget_data_get_random_labels_and_what_is_no_label_stays_none():
-    z, labels = drawn(3, 2, 5), torch.tensor([[0, 1], [2, IGNORE], [3, 4]])
+    z, labels = normal(3, 2, 5), torch.tensor([[0, 1], [2, IGNORE], [3, 4]])
     with torch.random.fork_rng():
         torch.manual_seed(3)
         found, again = (tools.to_random_labels(z, labels) for _ in range(2))
@@ -177,12 +173,12 @@ def test_orthograd_ascends_off_every_retained_samples_gradient(line):
 
 
 def test_orthograd_leaves_what_no_direction_spans():
-    vector, one = drawn(3, 4), drawn(3, 4, seed=1)
+    vector, one = normal(3, 4), normal(3, 4, seed=1)
     alone = tools.orthogonal_to(torch.stack([one]), vector)
     many = torch.stack([one, torch.zeros_like(one), -2 * one])
     torch.testing.assert_close(tools.orthogonal_to(many, vector), alone)
     assert torch.equal(tools.orthogonal_to(torch.zeros(2, 3, 4).double(), vector), vector)
-    every = tools.orthogonal_to(drawn(20, 3, 4, seed=2), vector)
+    every = tools.orthogonal_to(normal(20, 3, 4, seed=2), vector)
     torch.testing.assert_close(every, torch.zeros_like(vector))
 
 

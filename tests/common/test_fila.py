@@ -16,13 +16,9 @@ from stable_forgetting.common.checks.tiny_task import problem_of
 from stable_forgetting.common.methods.tools import fila
 from stable_forgetting.common.objectives.positions import cross_entropy
 from stable_forgetting.common.train.protocols import Telemetry
+from tests.common.made import normal
 
 BOTH = frozenset({"forget", "retain"})
-
-
-def matrix(*shape, seed=0):
-    stream = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=stream, dtype=torch.float64)
 
 
 def error(weight, rows, product):
@@ -34,7 +30,7 @@ def error(weight, rows, product):
 
 @pytest.mark.parametrize("level", [1e-6, 1.0, 1e6])
 def test_constant_weights_give_the_top_singular_vectors(level):
-    W = matrix(9, 6)
+    W = normal(9, 6)
     A, Bt = fila.weighted_factors(W, torch.full((9,), level, dtype=torch.float64), 3)
     U, S, Vh = torch.linalg.svd(W, full_matrices=False)
     torch.testing.assert_close(A @ Bt, U[:, :3] * S[:3] @ Vh[:3])
@@ -42,12 +38,12 @@ def test_constant_weights_give_the_top_singular_vectors(level):
 
 def test_the_product_is_the_weighted_rank_r_optimum():
     """Its error is the tail of the weighted spectrum, and descent from elsewhere ends there."""
-    W, rows = matrix(7, 5), matrix(7, seed=1).exp()
+    W, rows = normal(7, 5), normal(7, seed=1).exp()
     A, Bt = fila.weighted_factors(W, rows, 2)
     found = error(W, rows, A @ Bt)
     tail = torch.linalg.svdvals(rows.unsqueeze(1) * W)[2:]
     assert found == pytest.approx(float(tail.square().sum()))
-    L, R = matrix(7, 2, seed=2).requires_grad_(), matrix(2, 5, seed=3).requires_grad_()
+    L, R = normal(7, 2, seed=2).requires_grad_(), normal(2, 5, seed=3).requires_grad_()
     search = torch.optim.LBFGS([L, R], max_iter=400, line_search_fn="strong_wolfe")
 
     def closure():
@@ -64,7 +60,7 @@ def test_the_product_is_the_weighted_rank_r_optimum():
 
 
 def test_the_papers_split_and_the_balanced_one_have_one_product():
-    W, rows = matrix(7, 5), 1e-3 * matrix(7, seed=1).exp()
+    W, rows = normal(7, 5), 1e-3 * normal(7, seed=1).exp()
     A, Bt = fila.weighted_factors(W, rows, 2)
     U, S, Vh = torch.linalg.svd(rows.unsqueeze(1) * W, full_matrices=False)
     torch.testing.assert_close(A.abs(), ((1 / rows).unsqueeze(1) * U[:, :2] * S[:2].sqrt()).abs())
@@ -76,17 +72,17 @@ def test_the_papers_split_and_the_balanced_one_have_one_product():
 
 
 def test_rows_without_weight_are_projected_not_blown_up():
-    W, rows = matrix(6, 5), matrix(6, seed=1).exp()
+    W, rows = normal(6, 5), normal(6, seed=1).exp()
     rows[2] = 0.0
     A, Bt = fila.weighted_factors(W, rows, 2)
     assert torch.isfinite(A).all() and (A @ Bt)[2].norm() <= W[2].norm()
-    one = torch.outer(matrix(6), matrix(5, seed=1))
+    one = torch.outer(normal(6), normal(5, seed=1))
     A, Bt = fila.weighted_factors(one, rows, 3)  # rank 1: two of three columns are empty
     torch.testing.assert_close(A @ Bt, one)
 
 
 def test_the_published_factors_are_close_to_exact_and_leave_the_global_stream():
-    W, rows = matrix(20, 12).float(), matrix(20, seed=1).exp().float()
+    W, rows = normal(20, 12).float(), normal(20, seed=1).exp().float()
     W[:, 2:] *= 1e-3
     stream = torch.get_rng_state()
     published = [fila.published_factors(W, rows, 2, 1e-5, seed) for seed in (1, 1)]
@@ -99,7 +95,7 @@ def test_the_published_factors_are_close_to_exact_and_leave_the_global_stream():
 
 def test_a_rank_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"adapter\.rank: 6 is larger than a layer of"):
-        fila.weighted_factors(matrix(5, 9), torch.ones(5), 6)
+        fila.weighted_factors(normal(5, 9), torch.ones(5), 6)
 
 
 # The Fisher pass ---------------------------------------------------------------------------------
@@ -213,11 +209,11 @@ def test_base_minus_start_plus_adapter_is_the_published_parametrisation():
     A, Bt = (factor.detach().clone().requires_grad_() for factor in (layer.A, layer.Bt))
     scale = layer.config.scale
     residual = (layer.weight - scale * A @ Bt).detach()
-    x = matrix(5, layer.weight.shape[1]).float()
+    x = normal(5, layer.weight.shape[1]).float()
     ours = layer(x)
     theirs = torch.nn.functional.linear(x, residual + scale * A @ Bt, layer.bias)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    push = matrix(*ours.shape, seed=4).float()
+    push = normal(*ours.shape, seed=4).float()
     mine = torch.autograd.grad((ours * push).sum(), [layer.A, layer.Bt])
     for found, expected in zip(
         mine, torch.autograd.grad((theirs * push).sum(), [A, Bt]), strict=True

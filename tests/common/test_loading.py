@@ -20,6 +20,7 @@ from stable_forgetting.common.data.loader import (
     PairedLoader,
     RelabelledLoader,
 )
+from tests.common.made import stream
 
 
 class Counting:
@@ -42,10 +43,6 @@ def test_class_labels_are_read_in_order_or_taken_from_the_source():
     assert class_labels(source, wanted).tolist() == [4, 3, 4] and source.read == 3
     with pytest.raises(DataError, match="sequences"):
         class_labels(Counting(torch.zeros(20, 4).long()), wanted)
-
-
-def stream(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def take(loader, count):

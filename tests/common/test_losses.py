@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from stable_forgetting.common.data.batch import IGNORE
 from stable_forgetting.common.objectives import positions as losses
 from stable_forgetting.common.objectives.positions import sample_cross_entropy
+from tests.common.made import values_of
 
 REFERENCE = {
     "divergence": losses.divergence,
@@ -24,11 +25,6 @@ POSITION = {
     "divergence_from_uniform": losses.divergence_from_uniform,
     **{k: lambda z, y, f=f: f(z, 0.5 * z.detach().flip(-1), y) for k, f in REFERENCE.items()},
 }
-
-
-def logits_of(*shape, scale=2.0, seed=0):
-    stream = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=stream, dtype=torch.float64)
 
 
 def labels_of(n, size):
@@ -55,7 +51,7 @@ def hinge_gradient(z, y):
 
 @pytest.mark.parametrize("scale", [0.1, 2.0, 8.0])
 def test_gradient_of_the_inverted_hinge_is_the_papers(scale):
-    z, y = logits_of(40, 7, scale=scale).requires_grad_(), labels_of(40, 7)
+    z, y = values_of(40, 7, scale=scale).requires_grad_(), labels_of(40, 7)
     gradient = torch.autograd.grad(losses.inverted_hinge(z, y).sum(), z)[0]
     torch.testing.assert_close(gradient, hinge_gradient(z.detach(), y), rtol=1e-10, atol=1e-12)
     assert gradient.abs().max() <= 0.5
@@ -71,7 +67,7 @@ def test_the_rival_is_never_the_label_even_at_a_tie():
 
 
 def test_divergence_is_torchs():
-    z, fixed, y = logits_of(6, 5), logits_of(6, 5, seed=1), labels_of(6, 5)
+    z, fixed, y = values_of(6, 5), values_of(6, 5, seed=1), labels_of(6, 5)
     expected = F.kl_div(
         z.log_softmax(-1), fixed.log_softmax(-1), log_target=True, reduction="none"
     ).sum(-1)
@@ -86,7 +82,7 @@ def test_divergence_from_uniform_has_its_minimum_at_uniform(floor):
     value = losses.divergence_from_uniform(flat, labels_of(2, 9), floor)
     assert value.abs().max() < 1e-10
     assert torch.autograd.grad(value.sum(), flat)[0].abs().max() < 1e-10
-    z = logits_of(30, 9)
+    z = values_of(30, 9)
     values = losses.divergence_from_uniform(z, labels_of(30, 9), floor)
     assert values.min() > 0.01
     entropy_form = -math.log(9) - z.log_softmax(-1).mean(-1)
@@ -97,7 +93,7 @@ def test_divergence_from_uniform_has_its_minimum_at_uniform(floor):
 
 
 def test_lowered_moves_the_label_alone():
-    z, y = logits_of(3, 4), torch.tensor([2, IGNORE, 0])
+    z, y = values_of(3, 4), torch.tensor([2, IGNORE, 0])
     changed = losses.lowered(z, y, 10.0) - z
     expected = torch.zeros(3, 4, dtype=torch.float64)
     expected[0, 2] = expected[2, 0] = -10.0
@@ -105,7 +101,7 @@ def test_lowered_moves_the_label_alone():
 
 
 def test_towards_itself_without_the_label_has_gradient_p_minus_q():
-    z, y = logits_of(5, 4).requires_grad_(), labels_of(5, 4)
+    z, y = values_of(5, 4).requires_grad_(), labels_of(5, 4)
     target = losses.lowered(z.detach(), y, float("inf"))
     gradient = torch.autograd.grad(losses.towards(z, target, y).sum(), z)[0]
     torch.testing.assert_close(gradient, z.detach().softmax(-1) - target.softmax(-1))
@@ -116,7 +112,7 @@ def test_towards_itself_without_the_label_has_gradient_p_minus_q():
 
 
 def test_log_likelihood_sums_over_the_answer():
-    z, y = logits_of(2, 3, 5), torch.tensor([[1, 2, IGNORE], [0, 4, 3]])
+    z, y = values_of(2, 3, 5), torch.tensor([[1, 2, IGNORE], [0, 4, 3]])
     p = z.log_softmax(-1)
     expected = [p[0, 0, 1] + p[0, 1, 2], p[1, 0, 0] + p[1, 1, 4] + p[1, 2, 3]]
     torch.testing.assert_close(losses.log_likelihood(z, y), torch.stack(expected))
@@ -137,7 +133,7 @@ def test_preference_slope_is_twice_a_sigmoid(beta):
 
 @pytest.mark.parametrize("name", POSITION)
 def test_ignored_positions_are_zero_and_get_no_gradient(name):
-    z = logits_of(2, 4, 6).requires_grad_()
+    z = values_of(2, 4, 6).requires_grad_()
     y = torch.tensor([[1, 2, IGNORE, IGNORE], [3, 0, 5, IGNORE]])
     values = POSITION[name](z, y)
     assert values.shape == y.shape and (values[y == IGNORE] == 0).all()
@@ -148,7 +144,7 @@ def test_ignored_positions_are_zero_and_get_no_gradient(name):
 @pytest.mark.parametrize("name", POSITION)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_widened(name, dtype):
-    z, y = logits_of(3, 5).to(dtype), labels_of(3, 5)
+    z, y = values_of(3, 5).to(dtype), labels_of(3, 5)
     values = POSITION[name](z, y)
     assert values.dtype == torch.float32
     torch.testing.assert_close(values, POSITION[name](z.float(), y))
@@ -173,6 +169,6 @@ def test_averages_weigh_samples_or_tokens():
 
 
 def test_sample_average_is_that_of_the_sample_losses():
-    z, y = logits_of(2, 3, 5), torch.tensor([[1, 2, IGNORE], [0, 4, 3]])
+    z, y = values_of(2, 3, 5), torch.tensor([[1, 2, IGNORE], [0, 4, 3]])
     mean = losses.average(losses.cross_entropy(z, y), y, "samples")
     torch.testing.assert_close(mean, sample_cross_entropy(z, y).mean())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stable_forgetting.common.base.config import canonical
-from stable_forgetting.common.base.errors import AccessError, ConfigError
+from stable_forgetting.common.base.errors import AccessError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import derive
 from stable_forgetting.common.bounded.attach import adapted_layers, detach, factor_penalty
@@ -21,20 +21,13 @@ from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.store.hashed import read_metadata
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
+from tests.common.made import complaint
 
 OTHERS = ("gd_fila",)
 OWN = ["original", "retrain", "finetune", "ascent", "random_label"]
 OWN += [name for name in METHODS.names() if name.split("_")[0] == "gd" and name not in OTHERS]
 SHORT = {"steps": 3, "batch_size": 8}
 ONLY_MLP = {"targets": {"mlp": ("blocks.*.mlp.fc*",), "attention": ()}}
-
-
-def complaint(function, *args, **kwargs) -> str:
-    with pytest.raises(ConfigError) as error:
-        function(*args, **kwargs)
-    text = str(error.value)
-    assert text and "\n" not in text
-    return text
 
 
 def resolve(name, params=None, preset=None):
@@ -283,7 +276,7 @@ def test_a_config_of_an_earlier_version_is_read_and_has_its_key():
     assert "reading: unknown key" in complaint(resolve, "gd_sine", {"reading": "two_rates"})
 
 
-def test_the_slope_rule_equalises_the_first_step(tiny, unlearn):
+def test_the_slope_rule_equalises_the_first_step(unlearn):
     """lr / (omega phi'(0)) under Adam: the first step in weight space is LoRA's."""
     deltas = {}
     for name in (

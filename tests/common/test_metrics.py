@@ -1,4 +1,4 @@
-"""Gaps, averages, intervals, ranks and the noise floor; the published tables recomputed."""
+"""Gaps, averages, intervals, ranks and the noise floor."""
 
 from __future__ import annotations
 
@@ -28,59 +28,6 @@ from stable_forgetting.common.measure.ranking import rank_intervals, ranks, shar
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.vision.metrics import GAP
 
-# The paper's ViT tables: method -> FA or UA, RA, TA, MIA, printed AG, recomputed mean |gap|.
-CIFAR10 = {
-    "Retrain": (99.12, 99.94, 98.85, 2.94, 0.00, 0.00),
-    "FT": (98.24, 99.71, 98.02, 4.15, 0.83, 0.79),
-    "GA": (96.31, 98.85, 96.48, 8.72, 2.37, 3.01),
-    "SalUn": (98.45, 99.82, 98.31, 3.61, 0.54, 0.50),
-    "NOVO": (98.38, 99.78, 98.25, 3.47, 0.59, 0.51),
-    "LetheViT": (98.62, 99.88, 98.48, 3.21, 0.34, 0.30),
-    "Fast-NTK": (97.89, 99.45, 97.72, 5.28, 1.22, 1.30),
-    "GD+LoRA": (97.82, 99.62, 97.91, 6.24, 1.55, 1.47),
-    "GD+Tanh": (98.55, 99.93, 98.40, 3.25, 0.25, 0.34),
-    "GD+Sine": (98.71, 99.98, 98.59, 3.08, 0.10, 0.21),
-}
-CIFAR100 = {
-    "Retrain": (38.12, 99.95, 61.24, 58.35, 0.00, 0.00),
-    "FT": (41.25, 98.42, 57.14, 65.42, 5.82, 3.96),
-    "GA": (48.72, 95.18, 51.35, 72.85, 12.41, 9.94),
-    "SalUn": (39.85, 99.21, 59.42, 61.28, 3.48, 1.81),
-    "CoUn": (38.24, 99.85, 60.52, 59.42, 2.58, 0.50),
-    "GD+LoRA": (52.31, 97.85, 53.82, 78.21, 10.05, 10.89),
-    "GD+Tanh": (37.90, 99.90, 60.40, 59.60, 2.50, 0.59),
-    "GD+Sine": (37.48, 99.93, 60.85, 59.14, 2.35, 0.46),
-}
-
-
-def as_row(values, forgetting):
-    """A published row with both forget accuracy and its complement."""
-    first, ra, ta, mia = values[:4]
-    fa = first if forgetting == "fa" else 100 - first
-    return {"fa": fa, "ua": 100 - fa, "ra": ra, "ta": ta, "mia": mia}
-
-
-PUBLISHED = [
-    pytest.param(as_row(values, key), as_row(table["Retrain"], key), values, id=f"{key}-{method}")
-    for key, table in (("fa", CIFAR10), ("ua", CIFAR100))
-    for method, values in table.items()
-    if method != "Retrain"
-]
-
-
-@pytest.mark.parametrize(("row", "retrain", "values"), PUBLISHED)
-def test_average_gap_of_the_published_rows(row, retrain, values):
-    assert average_gap(row, retrain, AG4) == pytest.approx(values[5], abs=0.005 + 1e-9)
-    assert average_gap(row, retrain, ("fa", "ra", "ta", "mia")) == average_gap(row, retrain, AG4)
-
-
-def test_sixteen_published_rows_of_which_none_has_its_printed_gap():
-    assert len(PUBLISHED) == 16
-    for param in PUBLISHED:
-        row, retrain, values = param.values
-        assert abs(average_gap(row, retrain, AG4) - values[4]) > 0.03
-
-
 AG4 = GAP.metrics
 RETRAIN = {"fa": 90.0, "ua": 10.0, "ra": 99.0, "ta": 88.0, "mia": 20.0}
 ROW = {"fa": 94.0, "ua": 6.0, "ra": 98.0, "ta": 85.0, "mia": 12.0}
@@ -90,6 +37,7 @@ def test_gaps_by_hand():
     assert ROW["ua"] + ROW["fa"] == RETRAIN["ua"] + RETRAIN["fa"] == 100
     assert gap(ROW, RETRAIN, "ua") == -4 and gap(ROW, RETRAIN, "fa") == 4
     assert average_gap(ROW, RETRAIN, AG4) == (4 + 1 + 3 + 8) / 4
+    assert average_gap(ROW, RETRAIN, ("fa", "ra", "ta", "mia")) == (4 + 1 + 3 + 8) / 4
     assert further("ag2") == (3 + 8) / 2
     assert further("max_gap") == 8
     assert further("tow") == pytest.approx(0.96 * 0.99 * 0.97)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers every method
-from stable_forgetting.common.base.errors import AccessError, ConfigError
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.methods import tools
@@ -106,7 +106,7 @@ def test_pdus_multiplier_rises_while_the_level_is_broken_and_is_never_negative()
     assert float(other) == 0 and float(dual) == 2.0
 
 
-def test_pdu_weighs_the_retain_loss_by_the_multiplier_before_it_rises(tiny):
+def test_pdu_weighs_the_retain_loss_by_the_multiplier_before_it_rises():
     z, labels = values_of(4, 5), torch.tensor([0, 1, 2, 3])
     terms = ForgetRetain(Mean(tools.logit_spread), Mean(cross_entropy))
     dual = tools.Multiplier(3.0, 1.0)
@@ -368,12 +368,3 @@ def test_golden_losses(tiny, golden, models, baseline, check_golden):
 
 def test_no_two_methods_are_the_same(golden_twins):
     assert golden_twins(GOLDEN) == set()
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_methods_cannot_read_what_they_do_not_declare(tiny, name):
-    source, access = tiny.Source(noise=NOISE), METHODS[name].info.access
-    task = tiny.task(source, tiny.split(source), access=access)
-    for part in {"forget", "retain", "validation"} - access:
-        with pytest.raises(AccessError):
-            task.indices(part)

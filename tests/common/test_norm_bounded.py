@@ -12,16 +12,9 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.attach import attach, detach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.norm_bounded import NormBounded, cayley
+from tests.common.made import normal, stream
 
 K, D, RANK = 5, 7, 3
-
-
-def stream(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=stream(seed), dtype=torch.float64)
 
 
 def made(size=0.5, dtype=torch.float64):

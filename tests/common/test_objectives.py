@@ -21,6 +21,7 @@ from stable_forgetting.common.objectives.positions import (
     unlikelihood,
 )
 from stable_forgetting.common.objectives.terms import pushed_away
+from tests.common.made import stream
 
 
 def sample_unlikelihood(logits, labels):
@@ -28,10 +29,6 @@ def sample_unlikelihood(logits, labels):
     counted = (labels != -100).sum(-1).clamp_min(1) if labels.ndim > 1 else 1
     values = unlikelihood(logits, labels)
     return (values.sum(-1) if labels.ndim > 1 else values) / counted
-
-
-def stream(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def random_logits(*shape, scale=3.0, dtype=torch.float32, seed=0):

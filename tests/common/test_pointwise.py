@@ -15,6 +15,7 @@ from stable_forgetting.common.bounded.files import load_adapter, save_adapter
 from stable_forgetting.common.bounded.quantised import BoundedPointwise
 from stable_forgetting.common.bounded.statistics import adapter_statistics
 from stable_forgetting.common.methods.delora import GDDelora, attach_delora
+from tests.common.made import stream
 
 CONFIGS = {
     "identity": AdapterConfig(rank=2),
@@ -23,10 +24,6 @@ CONFIGS = {
     "split": AdapterConfig(rank=2, phi="tanh", omega=4.0, mode="split"),
     "start": AdapterConfig(rank=2, phi="relu", omega=4.0),
 }
-
-
-def stream(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def images(*, dtype=torch.float64):

@@ -37,17 +37,10 @@ from stable_forgetting.common.bounded.statistics import adapter_statistics
 from stable_forgetting.common.objectives.objectives import gradient_difference
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
+from tests.common.made import noise, stream
 
 MLP = ("blocks.*.mlp.fc*",)
 LAYERS = ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "blocks.1.mlp.fc1", "blocks.1.mlp.fc2"]
-
-
-def stream(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def noise(seed, *shape, scale=1.0):
-    return scale * torch.randn(*shape, generator=stream(seed))
 
 
 def codes_of(weight):

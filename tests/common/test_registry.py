@@ -15,6 +15,7 @@ from stable_forgetting.common.base import registry as module
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS, Registry, load_plugins
 from stable_forgetting.common.methods.base import UnlearningMethod
+from tests.common.made import complaint
 
 BASE = "stable_forgetting.common.methods.base:UnlearningMethod"
 PLUGIN = '''
@@ -28,14 +29,6 @@ class Mine(UnlearningMethod):
     def unlearn(self, task):
         return task.model
 '''
-
-
-def complaint(function, *args, **kwargs) -> str:
-    with pytest.raises(ConfigError) as error:
-        function(*args, **kwargs)
-    text = str(error.value)
-    assert text and "\n" not in text
-    return text
 
 
 @pytest.fixture

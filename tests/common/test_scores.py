@@ -80,22 +80,6 @@ def test_dtypes_length_and_accuracy():
     assert {getattr(scores, name).dtype for name in (*COLUMNS, "probs")} == {np.dtype("float32")}
 
 
-def test_modified_entropy_is_song_and_mittal_not_the_lineage():
-    """p = (.7, .2, .1), y = 0 gives 0.162, whatever else is in the batch.
-
-    Code of the SalUn lineage takes log p for log(1 - p) and flips the columns of every label in the
-    batch: 0.66 alone, 1.62 beside a sample of class 1, 3.47 with all classes present.
-    """
-    p = np.array([0.7, 0.2, 0.1])
-    by_hand = -0.3 * np.log(0.7) - 0.2 * np.log(0.8) - 0.1 * np.log(0.9)
-    for present, faulty in (([0], 0.66), ([0, 1], 1.62), ([0, 1, 2], 3.47)):
-        flipped = np.where(np.isin(np.arange(3), present), 1 - p, p)
-        assert -(flipped * np.log(p)).sum() == pytest.approx(faulty, abs=5e-3)
-        value = score(np.log([p] * len(present)), present).modified_entropy[0]
-        assert value == pytest.approx(by_hand, abs=1e-6)
-        assert value == pytest.approx(0.162, abs=5e-4)
-
-
 @pytest.mark.parametrize("gap", [15.0, 40.0, 200.0, 1e4])
 def test_saturated_softmax_keeps_its_margin_and_stays_finite(gap):
     scores = score([[gap, 0.0, 0.0], [gap, 0.0, 0.0]], [0, 1])

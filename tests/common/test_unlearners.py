@@ -14,7 +14,7 @@ from stable_forgetting.common.methods.base import resolve_config
 
 SINE = {"phi": "sine", "omega": 100.0, "rank": 4}
 LITERATURE = [
-    *("ihl", "ihl_lora", "ihl_lora_omega", "ihl_tanh", "ihl_sine", "loku", "ga_fila", "gd_fila"),
+    *("ihl", "loku", "ga_fila", "gd_fila"),
     *("kl", "npo", "npo_gdr", "npo_klr", "simnpo", "me_gd", "undial", "wga", "satimp", "ceu"),
     *("idk", "dpo", "dpo_gdr", "rmu", "mismatch", "flat"),
 ]

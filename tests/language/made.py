@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers
 from stable_forgetting.common.base.config import validate
@@ -32,6 +33,17 @@ def source_of(items, vocabulary=300, *, refusals=(), style="clean", tokenizer=No
     template = make_template("question_answer", style)
     tokenizer = tokenizer or train_tokenizer(corpus, vocabulary)
     return TextSource(corpus, tokenizer, template, max_length=max_length)
+
+
+class Wrapped(nn.Module):
+    """A model as DDP looks from outside."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.module(**inputs)
 
 
 def sharper(model, factor: float = 6.0):

@@ -26,6 +26,7 @@ from stable_forgetting.language.methods.rerouting import (
     shifted,
 )
 from tests.common.made import values_of
+from tests.common.train.trained import kill_at, resumed
 from tests.language.made import log_p
 from tests.language.test_methods import make_task, split, text, trained  # noqa: F401 - fixtures
 
@@ -234,26 +235,14 @@ def test_steered_blocks_may_lie_elsewhere_than_the_batch(positions):
         assert shift.device == torch.device("cuda:1")
 
 
-class Killed(Exception):
-    pass
-
-
 def test_circuit_breakers_resume_at_their_place_in_the_schedule(trained, make_task, tmp_path):  # noqa: F811
     cls = METHODS["circuit_breakers"]
     config = cls.Config(steps=8, batch_size=3, lr=1e-2, checkpoint_every=3)
 
-    def go(progress=None, checkpoint=None):
+    def go(checkpoint=None, progress=None):
         task = make_task(copy.deepcopy(trained), cls.info.access)
         task.telemetry, task.checkpoint = Telemetry(progress=progress), checkpoint
         return cls(config).unlearn(task).state_dict()
 
-    def kill(step, total, loss):
-        if step == 5:
-            raise Killed
-
-    path, whole = tmp_path / "checkpoint.safetensors", go()
-    with pytest.raises(Killed):
-        go(kill, path)
-    steps = []
-    resumed = go(lambda step, *_: steps.append(step), path)
-    assert steps[0] == 4 and all(torch.equal(value, resumed[key]) for key, value in whole.items())
+    state, steps = resumed(go, tmp_path, kill_at(5))
+    assert steps[0] == 4 and all(torch.equal(value, state[key]) for key, value in go().items())

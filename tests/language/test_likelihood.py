@@ -16,6 +16,7 @@ from stable_forgetting.language.measure.likelihood import (
 )
 from stable_forgetting.language.models.backbone import backbone, row_limit
 from stable_forgetting.language.models.families import family_of
+from tests.language.made import Wrapped
 
 KINDS = ["llama", "phi", "gpt_neo", "gpt2", "mistral", "qwen2", "gpt_neox"]
 
@@ -142,16 +143,6 @@ def test_a_batch_ends_where_its_padding_costs_a_forward(tiny_text):
 
 
 def test_an_unknown_head_and_a_wrapper_take_the_plain_path(tiny_text):
-    from torch import nn
-
-    class Wrapped(nn.Module):
-        def __init__(self, module):
-            super().__init__()
-            self.module = module
-
-        def forward(self, **inputs):
-            return self.module(**inputs)
-
     model = tiny_text.model("llama")
     wrapped = Wrapped(model)
     assert backbone(wrapped) is None and row_limit(wrapped) is None

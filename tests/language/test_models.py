@@ -33,7 +33,7 @@ from stable_forgetting.language.models.sizes import (
     linear_layers,
 )
 from stable_forgetting.language.scenarios import TextScenarioConfig, make_split
-from tests.language.made import source_of
+from tests.language.made import Wrapped, source_of
 
 KINDS = ("gpt_neo", "phi", "llama")
 TINY = {"dim": 16, "depth": 2, "heads": 2, "tokenizer": 400, "context": 128}
@@ -113,17 +113,6 @@ def test_padding_changes_nothing(kind, source):
     torch.testing.assert_close(other[0, : len(alone)], alone, rtol=0, atol=1e-5)
 
 
-class Wrapper(nn.Module):
-    """What DDP looks like from outside."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, **inputs):
-        return self.module(**inputs)
-
-
 class Headless(nn.Module):
     """A model that does not say where its head is."""
 
@@ -135,7 +124,7 @@ class Headless(nn.Module):
         return self.hidden[0](**inputs)
 
 
-@pytest.mark.parametrize("wrap", [Wrapper, Headless])
+@pytest.mark.parametrize("wrap", [Wrapped, Headless])
 def test_wrapped_models_give_the_same(wrap, source):
     model = build().eval()
     batch = source.fetch(torch.arange(3))
@@ -484,7 +473,7 @@ def tiny(kind):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_ascent_on_everything_before_the_last_layers_stays_below(kind, monkeypatch):
+def test_ascent_on_everything_before_the_last_layers_stays_below(kind):
     model = tiny(kind)
     probe = make_probe("ceiling", {}, "test")
     table = probe.measure(model, SimpleNamespace(last_layers=last_layers))

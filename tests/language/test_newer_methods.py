@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stable_forgetting.common.base.errors import AccessError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.batch import IGNORE, Batch
 from stable_forgetting.common.methods.base import resolve_config, train_reference
@@ -264,12 +263,3 @@ def test_golden_losses(golden_text, split, models, check_golden):  # noqa: F811
 
 def test_no_two_methods_are_the_same(golden_twins):
     assert golden_twins(GOLDEN) == set()
-
-
-@pytest.mark.parametrize("name", sorted({name for name, _ in VARIANTS.values()}))
-def test_methods_cannot_read_what_they_do_not_declare(tiny, name):
-    source = tiny.Source()
-    task = tiny.task(source, tiny.split(source), access=METHODS[name].info.access)
-    assert METHODS[name].info.access == {"forget", "retain"}
-    with pytest.raises(AccessError):
-        task.indices("test")

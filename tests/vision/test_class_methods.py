@@ -26,6 +26,7 @@ from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.head import conjugate_gradients
 from stable_forgetting.common.methods.subspaces import core_space, importance
+from tests.common.made import normal
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "class_methods.json"
 VARIANTS = {
@@ -38,11 +39,6 @@ VARIANTS = {
     "pgu": {"steps": 6, "batch_size": 8, "lr": 0.3},
     "gs_lora": {"steps": 10, "batch_size": 8},
 }
-
-
-def fixed(*shape, seed=0):
-    stream = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=stream, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -232,8 +228,8 @@ def test_from_the_minimum_newton_removal_comes_close_to_the_minimum_without(
 
 
 def test_conjugate_gradients_solve_what_is_positive_definite():
-    root = fixed(6, 6)
-    matrix, target = root @ root.T + torch.eye(6), fixed(6, seed=1)
+    root = normal(6, 6)
+    matrix, target = root @ root.T + torch.eye(6), normal(6, seed=1)
     found = conjugate_gradients(lambda x: matrix @ x, target, 50)
     torch.testing.assert_close(found, torch.linalg.solve(matrix, target))
     assert not conjugate_gradients(lambda x: matrix @ x, 0 * target, 50).any()
@@ -268,14 +264,14 @@ def test_kodge_changes_nothing_where_forget_has_no_direction(unlearn, original):
     found = unlearn("kodge", alpha_forget=1e-14)
     for name, parameter in found.named_parameters():
         torch.testing.assert_close(parameter, original.get_parameter(name), rtol=0, atol=1e-9)
-    moment = fixed(4, 9) @ fixed(4, 9).T
+    moment = normal(4, 9) @ normal(4, 9).T
     assert torch.linalg.eigvalsh(importance(moment, 1e9)).min() > 0.99
     torch.testing.assert_close(importance(moment, 1.0), moment / moment.trace())
     assert not importance(0 * moment, 3.0).any()
 
 
 def test_a_spectrum_is_found_where_the_first_solver_gives_up(monkeypatch):
-    moment = fixed(4, 3) @ fixed(4, 3).T
+    moment = normal(4, 3) @ normal(4, 3).T
     values, vectors = tools.spectrum(moment)
     assert (values[:-1] >= values[1:]).all() and values[-1] < 1e-12
     torch.testing.assert_close(vectors * values @ vectors.T, moment)
@@ -290,7 +286,7 @@ def test_a_spectrum_is_found_where_the_first_solver_gives_up(monkeypatch):
 
 
 def test_pgus_loss_is_bounded_and_rewards_entropy():
-    z = (2 * fixed(5, 4)).requires_grad_()
+    z = (2 * normal(5, 4)).requires_grad_()
     labels = torch.tensor([0, 1, 2, 3, 0])
     ours = tools.less_certain(z, labels, 0.05, 0.2).mean()
     p = z.softmax(1)

@@ -25,11 +25,8 @@ from stable_forgetting.vision.methods.adversarial import Smoothness
 from stable_forgetting.vision.methods.blends import Blends, masks
 from stable_forgetting.vision.methods.centres import Centres, nearest
 from stable_forgetting.vision.methods.contrast import HeadInputs
-
-
-def fixed(*shape, seed=0):
-    stream = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=stream, dtype=torch.float64)
+from tests.common.made import normal
+from tests.common.train.trained import kill_at, resumed
 
 
 @pytest.fixture
@@ -38,10 +35,10 @@ def small():
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)).double()
     with torch.no_grad():
         for seed, parameter in enumerate(model.parameters()):
-            parameter.copy_(0.5 * fixed(*parameter.shape, seed=seed))
+            parameter.copy_(0.5 * normal(*parameter.shape, seed=seed))
     labels = torch.arange(5) % 4
     forget, retain = (
-        Batch({"x": fixed(5, 6, seed=seed)}, labels, 10 * torch.arange(5)) for seed in (7, 8)
+        Batch({"x": normal(5, 6, seed=seed)}, labels, 10 * torch.arange(5)) for seed in (7, 8)
     )
     return model, {"forget": forget, "retain": retain}
 
@@ -161,7 +158,7 @@ def test_natmu_keeps_the_order_of_a_mixed_batch(problem):
 
 def test_duck_is_the_cosine_distance_to_a_centre_and_tempered_cross_entropy(small):
     model, batches = small
-    goals, watcher = fixed(7, 5, seed=4), HeadInputs()
+    goals, watcher = normal(7, 5, seed=4), HeadInputs()
     members = torch.tensor([0, 5, 10, 20, 30, 35, 40])
     objective = Centres(watcher, members, goals, 1.5, 1.4, 2.0)
     with watcher.watching(model, ("2.*",)):
@@ -242,7 +239,7 @@ def test_gs_lora_sums_the_norms_of_the_factors_of_each_block(problem):
     blocks = [model.blocks[k].mlp for k in (0, 1)]
     with torch.no_grad():
         for seed, mlp in enumerate(blocks):
-            mlp.double().fc1.A.copy_(fixed(*mlp.fc1.A.shape, seed=seed))
+            mlp.double().fc1.A.copy_(normal(*mlp.fc1.A.shape, seed=seed))
     factors = [[*(f for la in (m.fc1, m.fc2) for f in (la.A, la.Bt))] for m in blocks]
     wanted = sum(torch.sqrt(sum((factor**2).sum() for factor in block)) for block in factors)
     ours = group_norms(model).sum()
@@ -261,7 +258,7 @@ def test_gs_lora_pushes_the_forget_loss_up_to_its_bound_and_no_further():
     term = method.forget_term(None)
     labels = torch.tensor([0, 1, 2])
     for scale, pushed in ((0.5, True), (30.0, False)):
-        z = (scale * fixed(3, 4, seed=5)).requires_grad_()
+        z = (scale * normal(3, 4, seed=5)).requires_grad_()
         ours = term(z, Batch({}, labels, torch.arange(3)))
         wanted = torch.relu(2.0 - F.cross_entropy(z, labels))
         torch.testing.assert_close(ours, wanted)
@@ -291,7 +288,7 @@ def test_a_large_group_weight_shrinks_the_blocks(problem):
     [nn.Linear(3, 4), nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(3, 4, (1, 2), dilation=2)],
 )
 def test_a_layer_is_a_product_with_its_rows(layer):
-    inputs = fixed(2, 3, 7, 7) if isinstance(layer, nn.Conv2d) else fixed(2, 7, 3)
+    inputs = normal(2, 3, 7, 7) if isinstance(layer, nn.Conv2d) else normal(2, 7, 3)
     found = rows_of(layer, inputs) @ layer.double().weight.flatten(1).T + layer.bias
     outputs = layer(inputs)
     wanted = outputs.permute(0, 2, 3, 1) if outputs.ndim == 4 else outputs
@@ -304,24 +301,13 @@ def test_a_layer_is_a_product_with_its_rows(layer):
 
 @pytest.mark.parametrize("name", ["jit", "natmu", "duck", "pgu", "gs_lora", "duck_sine"])
 def test_killed_runs_resume_bit_for_bit(problem, tiny, tmp_path, name):
-    class Killed(Exception):
-        pass
-
     params = {"steps": 4, "batch_size": 8, "checkpoint_every": 2}
     config = resolve_config(name, None, params, origin="test")
 
-    def run(progress=None):
+    def run(checkpoint=None, progress=None):
         task = task_of(problem, name)
-        task.checkpoint = progress and tmp_path / "checkpoint.safetensors"
-        task.telemetry = Telemetry(progress=progress)
+        task.checkpoint, task.telemetry = checkpoint, Telemetry(progress=progress)
         return METHODS[name](config).unlearn(task)
 
-    def kill(step, total, loss):
-        if step == 3:
-            raise Killed
-
-    with pytest.raises(Killed):
-        run(kill)
-    seen = []
-    resumed = run(lambda step, *_: seen.append(step))
-    assert seen == [3, 4] and tiny.same(resumed, run())
+    model, steps = resumed(run, tmp_path, kill_at(3))
+    assert steps == [3, 4] and tiny.same(model, run())

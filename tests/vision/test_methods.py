@@ -9,6 +9,7 @@ The golden losses guard ``MethodInfo.version``; where a change of numbers is mea
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ from stable_forgetting.vision.methods.transformer import (
 from stable_forgetting.vision.models.build import build_model
 from stable_forgetting.vision.models.family import family_of
 from stable_forgetting.vision.tiny import TinyImages
+from tests.common.train.trained import Killed, resumed
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"
 SHORT = {"epochs": 1, "batch_size": 16}
@@ -126,23 +128,17 @@ def test_directions(problem, results, losses):
 )
 def test_killed_runs_resume_bit_for_bit(task_of, results, tiny, tmp_path, variant, steps, left):
     """Order, views, masks and hidden classes are redrawn as they would have been."""
-
-    class Killed(Exception):
-        pass
-
     name, preset, params = VARIANTS[variant]
     config = resolve_config(name, preset, params, origin="test")
-    done = []
+    done = itertools.count(1)
 
     def kill(step, total, loss):
-        done.append(step)
-        if len(done) == steps:
+        if next(done) == steps:
             raise Killed
 
-    def again(progress):
+    def run(checkpoint, progress):
         task = task_of(name)
-        task.checkpoint = tmp_path / "checkpoint.safetensors"
-        task.telemetry = Telemetry(progress=progress)
+        task.checkpoint, task.telemetry = checkpoint, Telemetry(progress=progress)
         task.recipe = task.recipe.model_copy(update={"checkpoint_every": 2})
         return METHODS[name](config).unlearn(task)
 
@@ -151,11 +147,7 @@ def test_killed_runs_resume_bit_for_bit(task_of, results, tiny, tmp_path, varian
         config = resolve_config(name, preset, {**params, "params": inner}, origin="test")
     elif name != "novo":
         config = config.model_copy(update={"checkpoint_every": 2})
-    with pytest.raises(Killed):
-        again(kill)
-    assert list(tmp_path.glob("*.safetensors"))
-    seen = []
-    model = again(lambda step, total, loss: seen.append(step))
+    model, seen = resumed(run, tmp_path, kill)
     assert len(seen) == left and tiny.same(model, results[variant][0])
 
 
@@ -320,7 +312,7 @@ def test_the_add_on_without_weight_is_the_method_itself(task_of, results, tiny):
     assert not tiny.same(alone, results["gd+cl"][0])
 
 
-def test_the_add_on_records_the_base_it_runs(monkeypatch):
+def test_the_add_on_records_the_base_it_runs():
     """Merging into the default's dump must not keep the default base's settings."""
     config = resolve_config("with_contrast", None, {"base": "gd_sine"}, origin="test")
     assert config.resolved == METHODS["gd_sine"].Config().model_dump(mode="json")

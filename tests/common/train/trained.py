@@ -39,6 +39,15 @@ def kill_at(last):
     return progress
 
 
+def resumed(run, folder, kill):
+    """(model, steps of the rest) of a training that ``kill`` ends and that is run again."""
+    path, steps = folder / "checkpoint.safetensors", []
+    with pytest.raises(Killed):
+        run(checkpoint=path, progress=kill)
+    assert list(folder.glob("checkpoint*.safetensors"))
+    return run(checkpoint=path, progress=lambda step, *_: steps.append(step)), steps
+
+
 def small(**fields):
     return FitConfig(**{"steps": 6, "batch_size": 8, "lr": 1e-2, "log_every": 1, **fields})
 
