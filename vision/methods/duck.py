@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.common.base.numbers import NonNegative, Positive
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from stable_forgetting.common.objectives.objectives import Objective
-    from stable_forgetting.common.train.config import FitConfig
 
 
 class DUCK(GradientMethod):
@@ -56,15 +53,10 @@ class DUCK(GradientMethod):
         weights = config.forget_weight, config.retain_weight
         return Centres.of(task, self._features, *weights, config.temperature)
 
-    def loaders(self, task: UnlearnTask, parts: Sequence[str], config: FitConfig) -> Any:
-        """Those of the task; from here on the input of the head is watched, adapted or not."""
-        self._open.enter_context(self._features.watching(task.model, task.family.head))
-        return super().loaders(task, parts, config)
-
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Watches the input of the head while it trains."""
         from stable_forgetting.vision.methods.contrast import HeadInputs
 
         self._features = HeadInputs()
-        with contextlib.ExitStack() as self._open:
+        with self._features.watching(task.model, task.family.head):
             return super().unlearn(task)
