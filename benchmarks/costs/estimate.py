@@ -39,7 +39,7 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuit
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.protocol.sizes import Workload, adapter_parameters
-from stable_forgetting.common.train.config import FitConfig, total_steps
+from stable_forgetting.common.train.config import FitConfig, evaluation_steps, total_steps
 
 CARD = SimpleNamespace(
     name="A100, 80 GB",
@@ -159,7 +159,7 @@ def mends(suite: ResolvedSuite, label: str) -> dict[str, float]:
 
 def _line(label: str, config: Any, work: Workload, parts: Mapping[str, int], runs: int) -> Estimate:
     """Of a training with a config, on samples of parts."""
-    fit, steps, positions = None, None, 0
+    fit, steps, positions, evaluations = None, None, 0, 1
     if isinstance(config, FitConfig):
         fit = FitConfig.of(config)
         loaders: Any = {
@@ -168,9 +168,10 @@ def _line(label: str, config: Any, work: Workload, parts: Mapping[str, int], run
         }
         steps = total_steps(fit, loaders)
         positions = fit.batch_size * work.positions * len(parts)
+        if every := evaluation_steps(fit, loaders)[0]:
+            evaluations += -(-steps // every)  # and after the last step
     layers = _adapted(config, work)
     trained = _trained(config, work, layers)
-    evaluations = 1 + (steps // fit.evaluate_every if fit and fit.evaluate_every and steps else 0)
     low = work.half or (fit is not None and fit.mixed_precision != "no")
     flops = (steps or 0) * positions * _training(work, config, layers)
     seconds = flops / ((CARD.flops if low else CARD.float32) * CARD.used)

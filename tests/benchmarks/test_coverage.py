@@ -117,6 +117,20 @@ def test_an_estimate_by_hand(monkeypatch):
     assert again["gd"].hours > 1.8 * gd.hours
 
 
+def test_evaluations_in_training_take_their_time():
+    """Of 62 steps, 12 an epoch; the last step is followed by one in any case."""
+
+    def hours(*settings):
+        suite = load_suite("tofu-llama2-7b-forget10", [*settings], only=["gd"])
+        return next(line.hours for line in estimates(suite) if line.row == "gd")
+
+    plain = hours()
+    one = hours("defaults.evaluate_every=62") - plain
+    assert plain > one > 0
+    assert hours("defaults.evaluate_every=50") - plain == pytest.approx(2 * one)
+    assert hours("defaults.evaluate_epochs=1") - plain == pytest.approx(6 * one)
+
+
 def test_fila_is_counted_with_the_pass_that_it_starts_from():
     """Its adapters are small, and its Fisher has as many entries as all linear layers."""
     rows = {label: 32 * 4 * (4 * 8192 + 3 * 15104) for label in ("loku", "ihl_lora")}
