@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,14 @@ from stable_forgetting.benchmarks.audits.derive import AuditReport
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
 from stable_forgetting.benchmarks.audits.report import report_json, sections
 from stable_forgetting.benchmarks.cli.command import command
-from stable_forgetting.benchmarks.cli.options import STORE, Machine, Selection, Workers, console
+from stable_forgetting.benchmarks.cli.options import (
+    STORE,
+    Machine,
+    Selection,
+    Workers,
+    console,
+    no_records,
+)
 from stable_forgetting.benchmarks.cli.report import show_shipped
 from stable_forgetting.benchmarks.cli.session import finish, working
 from stable_forgetting.benchmarks.pipeline.schedule import run_suite
@@ -173,7 +179,9 @@ def attack(
         return
     if given.model is not None:
         if suite or population.shadows or selection != Selection(plugin=selection.plugin):
-            raise ConfigError("attack: --model or a suite with --set, --seeds, --only or --shadows")
+            raise ConfigError(
+                "attack: give a suite, or --model without --set, --seeds, --only and --shadows"
+            )
         _attack_given(given, machine, choose(attacks, True, with_ or (), budget))
         return
     if suite is None or given != Given():
@@ -186,9 +194,7 @@ def attack(
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
-        command = f"unlearn run {shlex.quote(suite)}"
-        lacking = f"no records of {resolved.name} in {store}; run: {command}"
-        show_shipped(resolved.name, lacking, under="Attacks")
+        show_shipped(resolved.name, no_records(resolved.name, store, suite), under="Attacks")
         return
     missing, probes = _missing(planner, chosen, shadows), planner.probe_plan(chosen)
     if missing and not population.yes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,11 @@ def register_all(plugins: list[str] | None) -> None:
     from stable_forgetting import benchmarks  # noqa: F401 - registers
 
     load_plugins(plugins or ())
+
+
+def no_records(name: str, store: Path, called: str) -> str:
+    """What a store lacks of a suite, and the command that makes it."""
+    return f"no records of {name} in {store}; run: unlearn run {shlex.quote(called)}"
 
 
 def print_error(text: str) -> None:

@@ -20,6 +20,7 @@ from stable_forgetting.benchmarks.cli.options import (
     check_format,
     console,
     error_console,
+    no_records,
 )
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
@@ -124,16 +125,12 @@ def _named(text: str | None) -> dict[str, str]:
     return {label.strip(): name.strip() for label, _, name in pairs}
 
 
-def _missing(suite: ResolvedSuite, called: str, store: Path) -> str:
-    return f"no records of {suite.name} in {store}; run: unlearn run {shlex.quote(called)}"
-
-
 def _sections(suite: ResolvedSuite, called: str, store: Path) -> list[Section]:
     """A suite's leaderboard from the store, or as it comes with the project."""
     board = make_leaderboard(suite, StageStore(store))
     if board.records:
         return sections(board)
-    missing = _missing(suite, called, store)
+    missing = no_records(suite.name, store, called)
     file = shipped_report(suite.name)
     if file is None:
         raise ConfigError(missing)
@@ -162,7 +159,7 @@ def _board(suite: ResolvedSuite, store: Path, port: int) -> None:
 
 def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
     board = make_leaderboard(suite, StageStore(store))
-    missing = _missing(suite, called, store)
+    missing = no_records(suite.name, store, called)
     if board.records:
         _print(board, form)
     elif form == "table":

@@ -19,6 +19,7 @@ from stable_forgetting.benchmarks.cli.options import (
     Store,
     check_format,
     console,
+    no_records,
     register_all,
 )
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
@@ -187,8 +188,7 @@ def submit(
         hub.check_push(push)
     board = read_board(selection, suite, store)
     if board is None:
-        command = f"unlearn run {shlex.quote(suite)}"
-        raise ConfigError(f"no records of {suite} in {store}; run: {command}")
+        raise ConfigError(no_records(suite, store, suite))
     count = write_bundle(board, StageStore(store), out)
     command = f"unlearn verify {shlex.quote(str(out))}"
     console.print(f"{out}: {count} files; check it anywhere with: {command}", markup=False)

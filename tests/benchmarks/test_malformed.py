@@ -252,7 +252,7 @@ COMMANDS = [
     ("compare gd_sine,gd_sin", "no table has gd_sin"),
     ("attack {good} --original m --forget f", "give a suite alone, --model and its samples"),
     ("attack {good} --samples 8", "no attack here has any; add --minutes"),
-    ("attack --model m --only gd", "--model or a suite with --set, --seeds, --only or --shadows"),
+    ("attack --model m --only gd", "--model without --set, --seeds, --only and --shadows"),
     ("apply --out {good}.out", "give --model, --forget, --method"),
     ("apply --convert a.pth --method gd --out {good}.out", "leave --method out"),
     ("apply --convert a.pth --goal 5 --push me/x --out {good}.out", "leave --goal, --push out"),

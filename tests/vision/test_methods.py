@@ -312,6 +312,19 @@ def test_the_add_on_without_weight_is_the_method_itself(task_of, results, tiny):
     assert not tiny.same(alone, results["gd+cl"][0])
 
 
+@pytest.mark.parametrize("adapter", [{}, {"peft": "lora"}])
+def test_the_add_on_watches_an_adapted_head(task_of, tiny, adapter):
+    """Layers of an adapter lie inside the head's, and are not further heads."""
+
+    def unlearned(weight):
+        inner = {"steps": 2, "adapter": {"targets": ["blocks.*.mlp.fc1", "head"], **adapter}}
+        params = {"base": "gd_lora", "params": inner, "weight": weight}
+        config = resolve_config("with_contrast", None, params, origin="test")
+        return METHODS["with_contrast"](config).unlearn(task_of("with_contrast"))
+
+    assert not tiny.same(unlearned(0.0), unlearned(0.5))
+
+
 def test_the_add_on_records_the_base_it_runs():
     """Merging into the default's dump must not keep the default base's settings."""
     config = resolve_config("with_contrast", None, {"base": "gd_sine"}, origin="test")

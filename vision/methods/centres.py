@@ -48,7 +48,7 @@ class Centres:
         retain_weight: float,
         temperature: float,
     ) -> Centres:
-        """With centres and goals of the task's model as it is now.
+        """With centres and goals of the task's model as it is now; ``features`` watches it.
 
         Raises:
             ConfigError: A forget image has no other class among the retain images.
