@@ -19,14 +19,7 @@ from stable_forgetting.benchmarks.audits.derive import AuditReport
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
 from stable_forgetting.benchmarks.audits.report import report_json, sections
 from stable_forgetting.benchmarks.cli.command import command
-from stable_forgetting.benchmarks.cli.options import (
-    STORE,
-    Machine,
-    Selection,
-    Workers,
-    console,
-    no_records,
-)
+from stable_forgetting.benchmarks.cli.options import STORE, Machine, Selection, Workers, console
 from stable_forgetting.benchmarks.cli.report import show_shipped
 from stable_forgetting.benchmarks.cli.session import finish, working
 from stable_forgetting.benchmarks.pipeline.schedule import run_suite
@@ -194,7 +187,7 @@ def attack(
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
-        show_shipped(resolved.name, no_records(resolved.name, store, suite), under="Attacks")
+        show_shipped(resolved.name, store, suite, under="Attacks")
         return
     missing, probes = _missing(planner, chosen, shadows), planner.probe_plan(chosen)
     if missing and not population.yes:

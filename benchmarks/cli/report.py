@@ -159,13 +159,12 @@ def _board(suite: ResolvedSuite, store: Path, port: int) -> None:
 
 def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
     board = make_leaderboard(suite, StageStore(store))
-    missing = no_records(suite.name, store, called)
     if board.records:
         _print(board, form)
     elif form == "table":
-        show_shipped(suite.name, missing)
+        show_shipped(suite.name, store, called)
     else:
-        write_shipped(suite.name, missing, form)
+        write_shipped(suite.name, store, called, form)
 
 
 def _print(board: Leaderboard, form: str) -> None:
@@ -175,18 +174,19 @@ def _print(board: Leaderboard, form: str) -> None:
         sys.stdout.write(FORMATS[form][1](board))
 
 
-def show_shipped(name: str, missing: str, *, under: str = "") -> None:
+def show_shipped(name: str, store: Path, called: str, *, under: str = "") -> None:
     """Prints the head of a shipped report, or what is under one of its headings.
 
     Args:
         name: Of the suite.
-        missing: What the store lacks, and the command that makes it.
+        store: Which has no records of it.
+        called: The suite, as a command line names it.
         under: Heading; the report's own when empty.
 
     Raises:
-        ConfigError: ``missing``, where nothing is shipped.
+        ConfigError: Nothing is shipped.
     """
-    file = shipped_report(name)
+    missing, file = no_records(name, store, called), shipped_report(name)
     chosen = _part(read_report(file.read_text("utf-8")), under) if file else []
     if file is None or not chosen:
         raise ConfigError(missing)
@@ -196,13 +196,13 @@ def show_shipped(name: str, missing: str, *, under: str = "") -> None:
     show(console, chosen)
 
 
-def write_shipped(name: str, missing: str, form: str) -> None:
+def write_shipped(name: str, store: Path, called: str, form: str) -> None:
     """Writes a shipped report in a format to the terminal.
 
     Raises:
-        ConfigError: ``missing``, where nothing is shipped in this format.
+        ConfigError: Nothing is shipped in this format.
     """
-    file = shipped_report(name)
+    missing, file = no_records(name, store, called), shipped_report(name)
     if file is not None and form not in WRITERS:
         drawn = form == "svg" and (file.parent / SWEPT).is_file()
         other = SWEPT if drawn else "runs.csv" if form in ("csv", "runs") else "leaderboard.json"
