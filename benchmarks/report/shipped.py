@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import BaseModel, ConfigDict
 
 from stable_forgetting.benchmarks.report.files import reading
 from stable_forgetting.benchmarks.report.section import Column, Kind, Section, Table
-from stable_forgetting.common.base.config import Strict, validate
+from stable_forgetting.common.base.config import validate
 
 RESULTS = Path(__file__).parents[1] / "results"
 _CELLS = re.compile(r"(?<!\\)\|")
@@ -24,10 +24,10 @@ _MARK = re.compile(r"([^\w\s`]) (.*)", re.DOTALL)
 """What begins the explanation of a column, and of a mark."""
 
 
-class _Shape(Strict):
+class _Shape(BaseModel):
     """The fields that are read of what has more of them."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(strict=True)
 
 
 class _Distance(_Shape):
