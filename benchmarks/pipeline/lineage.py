@@ -197,8 +197,8 @@ class Lineage:
             identity["replicate"] = replicate
         if moved:
             identity["moved"] = "last digit"
-        if self.benchmark.paired_with:
-            identity["paired_with"] = dict(self.benchmark.paired_with)
+        if self.benchmark.versions.unlearn > 1:
+            identity["benchmark_version"] = self.benchmark.versions.unlearn
         parents = {"split": split or self.split(seed), "start": start or self._start(row, seed)}
         if params.get("stop_below") == "goal":
             goals = stopping_goals(self.rule)

@@ -201,7 +201,7 @@ class MuseBenchmark(CausalBenchmark):
     gap: ClassVar[GapRule] = GAP
     rule_sets: ClassVar[tuple[RuleSet, ...]] = RULE_SETS
     monitor: ClassVar[tuple[str, ...]] = ("forget", "retain")
-    versions: ClassVar[Versions] = Versions(measure=2)
+    versions: ClassVar[Versions] = Versions(unlearn=2, measure=2)
     least_window: ClassVar[int] = LEAST_WINDOW
     Config: ClassVar[type[Strict]] = MuseConfig
     config: MuseConfig
