@@ -197,6 +197,8 @@ class Lineage:
             identity["replicate"] = replicate
         if moved:
             identity["moved"] = "last digit"
+        if self.benchmark.versions.unlearn > 1:
+            identity["benchmark_version"] = self.benchmark.versions.unlearn
         parents = {"split": split or self.split(seed), "start": start or self._start(row, seed)}
         if params.get("stop_below") == "goal":
             goals = stopping_goals(self.rule)

@@ -128,13 +128,13 @@ class UnlearnTask:
         from stable_forgetting.common.data.loader import PairedLoader
 
         loaders: dict[str, Loader] = {}
-        for part in parts:
+        for part in sorted(parts, key=lambda part: self.paired_with.get(part) in parts):
             leader = loaders.get(self.paired_with.get(part, ""))
             if leader is None:
                 loaders[part] = self.loader(part, batch_size=config.micro_batch)
             else:
                 loaders[part] = PairedLoader(leader, self.source, self.indices(part))
-        return loaders
+        return {part: loaders[part] for part in parts}
 
     def frozen_copy(self) -> nn.Module:
         """A copy of the model as it is now: in eval mode, without gradients."""

@@ -78,12 +78,14 @@ class Versions:
     Attributes:
         split: Raised when the same seed would give other index sets.
         train: Raised when Original and Retrain would come out otherwise.
+        unlearn: Raised when a method would be given other batches.
         score: Raised when the same model would get other scores.
         measure: Raised when the same scores would give other metrics.
     """
 
     split: int = 1
     train: int = 1
+    unlearn: int = 1
     score: int = 1
     measure: int = 1
 

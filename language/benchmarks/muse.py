@@ -88,8 +88,7 @@ class MuseScenario(Strict):
         kind: ``forget`` takes all folds at once; ``scal`` the folds up to ``fold`` at once, from
             Original; ``sust`` one fold, from the model that the fold before it left.
         paired: Beside chunk i of the forget set a method sees chunk i of retain, as MUSE does;
-            else retain is shuffled by itself.  It always is for gradient difference and RMU, whose
-            steps read retain first.
+            else retain is shuffled by itself.
         fold: Which fold, from 1; only where the kind counts folds.
     """
 
@@ -202,7 +201,7 @@ class MuseBenchmark(CausalBenchmark):
     gap: ClassVar[GapRule] = GAP
     rule_sets: ClassVar[tuple[RuleSet, ...]] = RULE_SETS
     monitor: ClassVar[tuple[str, ...]] = ("forget", "retain")
-    versions: ClassVar[Versions] = Versions(measure=2)
+    versions: ClassVar[Versions] = Versions(unlearn=2, measure=2)
     least_window: ClassVar[int] = LEAST_WINDOW
     Config: ClassVar[type[Strict]] = MuseConfig
     config: MuseConfig

@@ -208,15 +208,17 @@ def test_all_blocks_of_real_news_are_those_of_muse_bench():
     assert theirs[1][:1] == [tokenizer.bos_token_id] and theirs[-1].count(1) == 2
 
 
+@pytest.mark.parametrize("parts", [("forget", "retain"), ("retain", "forget")])
 @pytest.mark.parametrize("paired", [True, False])
-def test_a_method_sees_retain_chunk_i_beside_forget_chunk_i(paired):
+def test_a_method_sees_retain_chunk_i_beside_forget_chunk_i(paired, parts):
     made = bench(scenario={"kind": "forget", "paired": paired}, max_length=40)
     split = made.split(1)
     access = DataAccess(made.source, split, frozenset({"forget", "retain"}), made.part_table)
     task = UnlearnTask(
         None, access, made, made.recipe, lambda: None, seed=1, paired_with=made.paired_with
     )
-    loaders = task.loaders(["forget", "retain"], FitConfig(steps=1, batch_size=4))
+    loaders = task.loaders(parts, FitConfig(steps=1, batch_size=4))
+    assert tuple(loaders) == parts
     beside = []
     for _ in range(2 * loaders["forget"].batches_per_epoch):
         forget, retain = (loaders[part].next().indices.numpy() for part in ("forget", "retain"))
