@@ -25,7 +25,7 @@ FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
 
 
 Noisy = Mapping[str, tuple[float, float]]
-"""Metric -> how far two Retrains lie apart in it, and how far the methods' means spread."""
+"""Metric -> how far two Retrains lie apart in it, and the methods from Retrain."""
 
 
 class Worst(NamedTuple):
@@ -139,8 +139,8 @@ class Leaderboard:
         forgotten: Forget samples of every fold; None where its split is not made.
         tuned_on: What the trials were scored on, in words; empty without tuning.
         sweep: What the cells of the suite's grid say; None without a grid.
-        noisy: Columns in which two Retrains disagree by more than the methods spread; they weigh
-            nothing, unless they are all.
+        noisy: Columns in which two Retrains lie farther apart than the methods from Retrain; they
+            weigh nothing, unless they are all.
         pooled: The floor over all seeds of the protocol in the store, this suite's among them.
     """
 

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import (
     PairedDifference,
     charged_gap,
+    gap,
     paired_difference,
     summarise,
 )
@@ -122,31 +123,36 @@ class Judge:
 
 
 def noisy_columns(judge: Judge) -> Noisy:
-    """The columns of a table in which two Retrains disagree by more than its methods spread.
+    """The columns of a table in which two Retrains lie farther apart than its methods from Retrain.
 
     Returns:
-        Metric -> the root mean square gap of the second Retrain to the first, and the standard
-        deviation of the methods' means.  Nothing without a second Retrain, of fewer than two
-        methods, and where the benchmark's rule does not ask for it.
+        Metric -> the root mean square gap of the second Retrain to the first, and that of the
+        methods' mean gaps.  Nothing without a second Retrain, of fewer than two methods, and where
+        the benchmark's rule does not ask for it.
     """
     found: dict[str, tuple[float, float]] = {}
     for metric in judge.rule.metrics if judge.rule.drops_noise else ():
-        gaps = _in_column(judge.of("retrain", 1), judge, metric)
+        gaps = _signed(judge.of("retrain", 1), judge, metric)
         means = [
             fmean(values)
             for row in judge.suite.rows
-            if row.method not in REFERENCES and (values := _values(judge, row.label, metric))
+            if row.method not in REFERENCES
+            and (values := _signed(judge.finals.get((row.label, 0), {}), judge, metric))
         ]
         if gaps and len(means) > 1:
-            apart, spread = math.sqrt(fmean(value**2 for value in gaps)), stdev(means)
-            found |= {metric: (apart, spread)} if apart > spread else {}
+            apart, away = (math.sqrt(fmean(v**2 for v in values)) for values in (gaps, means))
+            found |= {metric: (apart, away)} if apart > away else {}
     return found
 
 
-def _values(judge: Judge, label: str, metric: str) -> list[float]:
-    """A row's values of a metric on the seeds that did not diverge, as far as they are known."""
-    records = judge.finals.get((label, 0), {}).values()
-    found = [record.metrics.get(metric) for record in records if record.status == "ok"]
+def _signed(records: Mapping[int, RunRecord], judge: Judge, metric: str) -> list[float]:
+    """Gaps to the seed's Retrain on the seeds that did not diverge, as far as they are known."""
+    targets = judge.of("retrain")
+    found = [
+        gap(record.metrics, targets[seed].metrics, metric)
+        for seed, record in records.items()
+        if record.status == "ok" and seed in targets
+    ]
     return [value for value in found if value is not None]
 
 

@@ -149,22 +149,21 @@ def floor_line(board: Leaderboard) -> str:
 
 
 def noise_line(board: Leaderboard) -> str:
-    """Which columns weigh nothing, as two Retrains disagree in them; empty where none does."""
+    """Which columns weigh nothing, as they are noise; empty where none is."""
     if not board.noisy:
         return ""
     columns = [
-        f"{board.specs[name].title} ({apart:.1f} against {spread:.1f})"
-        for name, (apart, spread) in board.noisy.items()
+        f"{board.specs[name].title} ({apart:.1f} against {away:.1f})"
+        for name, (apart, away) in board.noisy.items()
     ]
     head = f"Weighs nothing in {board.rule.title}, max gap and worst, as"
     if set(board.noisy) >= set(board.rule.metrics):
         head = "All columns weigh, although in each of them"
     folds = " The last fold decides for all folds." if board.suite.spec.folds else ""
     return (
-        f"{head} two Retrains disagree by more than the methods spread: {', '.join(columns)}; "
-        "root mean square gap of the second Retrain against standard deviation of the methods' "
-        "means. Such a column hardly tells rows apart; how far all of them are stands in it."
-        f"{folds}"
+        f"{head} two Retrains lie farther apart than the methods from Retrain: "
+        f"{', '.join(columns)}; root mean square gap of the second Retrain against that of the "
+        f"methods' means.{folds}"
     )
 
 

@@ -67,8 +67,8 @@ class GapRule:
             metrics does not outvote one of few.
         unit: Of AG.
         kept: Metrics of which more than Retrain's is no fault: only what is lost counts.
-        drops_noise: Whether a column in which two Retrains disagree by more than the methods of a
-            table spread weighs nothing in that table; for rules without axes.
+        drops_noise: Whether a column in which two Retrains lie farther apart than the methods of a
+            table from Retrain weighs nothing in that table; for rules without axes.
         doubted: Of ``metrics`` those whose metric card says that they may not rank, where the order
             is another's definition and keeps them.  A report says how the rows stand without them.
     """

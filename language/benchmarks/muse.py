@@ -62,8 +62,8 @@ GAP = GapRule(
     "AUC; AG4 over MUSE's own columns: VerbMem, KnowMem on forget and on retain, and Min-k AUC. "
     "VerbMem and KnowMem on forget may not rank by their metric cards; the accuracy of the "
     "forgotten tokens may. Of KnowMem on retain only what is lost against Retrain counts, in AG3, "
-    "AG4, max gap and worst: more is no fault. A column in which two Retrains disagree by more "
-    "than the methods spread weighs nothing in AG3.",
+    "AG4, max gap and worst: more is no fault. A column in which two Retrains lie "
+    "farther apart than the methods from Retrain weighs nothing in AG3.",
     kept=("knowmem_r",),
     drops_noise=True,
     columns=("verbmem", "knowmem_f", "knowmem_r", "privleak", "min_k_auc", "forget_accuracy"),

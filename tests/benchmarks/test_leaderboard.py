@@ -256,12 +256,12 @@ def noisy(table, metric):
     return {**table, "retrain*": other}
 
 
-def test_a_column_in_which_retrains_disagree_more_than_methods_weighs_nothing(board_of):
+def test_a_column_in_which_retrains_are_farther_apart_than_methods_weighs_nothing(board_of):
     table = noisy(five(TABLE), "mia")
     board, plain = board_by(board_of, table, drops_noise=True), board_of(table)
-    # MIA: 0, -4, 4, 0, -4 between the Retrains; the methods' means are 30 and 28.96
+    # MIA: 0, -4, 4, 0, -4 between the Retrains; the methods' mean gaps are 1.2 and 0.16
     assert board.noisy == {
-        "mia": (pytest.approx(math.sqrt(48 / 5)), pytest.approx(1.04 / math.sqrt(2)))
+        "mia": (pytest.approx(math.sqrt(48 / 5)), pytest.approx(math.hypot(1.2, 0.16) / math.sqrt(2)))
     }
     assert plain.noisy == {} and "mia" in row(plain, "gd").parts
     weights = {"mia": 0.0, **dict.fromkeys(("ua", "ra", "ta"), pytest.approx(1 / 3))}
@@ -275,10 +275,17 @@ def test_a_column_in_which_retrains_disagree_more_than_methods_weighs_nothing(bo
     assert gd.metrics["mia"] == row(plain, "gd").metrics["mia"], "printed all the same"
     written = markdown.write(sections(board))
     assert (
-        "Weighs nothing in AG4, max gap and worst, as two Retrains disagree by more than the "
-        "methods spread: MIA (3.1 against 0.7)" in written
+        "Weighs nothing in AG4, max gap and worst, as two Retrains lie farther apart than the "
+        "methods from Retrain: MIA (3.1 against 0.9)" in written
     )
     assert "MIA 0 %" not in written and "Weighs nothing" not in markdown.write(sections(plain))
+
+
+def test_a_column_that_no_method_reaches_weighs(board_of):
+    table = noisy(five(TABLE), "mia")
+    for label in ("gd", "gd_sine"):
+        table[label] = {seed: (*values[:3], 100) for seed, values in table[label].items()}
+    assert board_by(board_of, table, drops_noise=True).noisy == {}, "alike, and far from Retrain"
 
 
 def test_where_every_column_is_noise_all_of_them_weigh(board_of):
