@@ -518,9 +518,6 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "Sine is nearer to Retrain than LoRA in {} of the {} tables. LoRA is nearer in {}",
      lambda: ({0: "none"}[readings(LORA).count("nearer")], len(readings(LORA)),
               readings(LORA).count("farther"))),
-    (FINDINGS, "another table of MUSE has q {}.",
-     lambda: [f"{met.q:.4f}".removeprefix("0") for met in versus.encounters([LORA], [RESULTS])[0]
-              if met.suite == "muse-news-small"]),
     (FINDINGS, "its AG4 less its control's is {}, {}, {}, {} and {} by seed",
      lambda: tuple(f"{d:.1f}" for d in
                    by_seed("digits-class", "gd_lora_literal", "gd_lora_omega_literal"))),
@@ -530,8 +527,11 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "in {} (on four of five seeds not in 60), Retrain not in {:.0f}.",
      lambda: tuple(cell(CLASSES_AFTER, "relearn:", row, "steps")
                    for row in ("gd_ball", "gd_ul_omega", "ssd", "retrain"))),
-    (FINDINGS, "At a tuned rate there is no general gain. By ascent no difference is shown in {}",
-     lambda: ({15: "fifteen"}[sum(map(readings(TIGHT).count, ("same", "not apart")))],)),
+    (FINDINGS, "At a tuned rate there is no general gain. By ascent no difference is shown in {} "
+               "of {} tables with Holm. In the fifteenth, MUSE, the tight tanh is farther than its "
+               "control (+{}).",
+     lambda: ({14: "fourteen"}[sum(map(readings(TIGHT).count, ("same", "not apart")))],
+              {15: "fifteen"}[len(readings(TIGHT))], interval("muse-news-small", *TIGHT, 2))),
     (FINDINGS, "With the saturating loss {} tables have the control with the same omega, "
                "`gd_ul_omega` (n = {}). No difference is shown (Holm).",
      lambda: ({8: "eight"}[readings(TIGHT_UL).count("not apart")],
@@ -830,18 +830,20 @@ def test_corrections_by_benjamini_hochberg_are_as_said():
         FINDINGS
     )
     met = versus.encounters([TIGHT], [RESULTS])[0]
-    least = min(q[TIGHT])
+    most = max(value for value in q[TIGHT] if value <= LEVEL)
     moved = {
         own.suite: f"{own.difference.summary.mean:.2f}"
         for own, value in zip(met, q[TIGHT], strict=True)
         if value <= LEVEL
     }
     nats = moved.pop("tofu-small")
-    one, two, three = sorted(moved.values())
-    assert f"four differences are shown (q {least:.3f})".replace("0.", ".") in prose(FINDINGS)
+    one, two, three, four = sorted(moved.values())
+    assert f"five differences are shown (q {most:.3f} or less)".replace("0.", ".") in prose(
+        FINDINGS
+    )
     assert (
-        "in all four the tight tanh is farther than its control "
-        f"(by {one}, {two} and {three} points of AG4, and {nats} nats)."
+        "in all five the tight tanh is farther than its control "
+        f"(by {one}, {two}, {three} and {four} points, and {nats} nats)."
     ) in prose(FINDINGS)
 
 
