@@ -261,7 +261,10 @@ def test_a_column_in_which_retrains_are_farther_apart_than_methods_weighs_nothin
     board, plain = board_by(board_of, table, drops_noise=True), board_of(table)
     # MIA: 0, -4, 4, 0, -4 between the Retrains; the methods' mean gaps are 1.2 and 0.16
     assert board.noisy == {
-        "mia": (pytest.approx(math.sqrt(48 / 5)), pytest.approx(math.hypot(1.2, 0.16) / math.sqrt(2)))
+        "mia": (
+            pytest.approx(math.sqrt(48 / 5)),
+            pytest.approx(math.hypot(1.2, 0.16) / math.sqrt(2)),
+        )
     }
     assert plain.noisy == {} and "mia" in row(plain, "gd").parts
     weights = {"mia": 0.0, **dict.fromkeys(("ua", "ra", "ta"), pytest.approx(1 / 3))}
