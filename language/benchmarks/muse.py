@@ -63,8 +63,8 @@ GAP = GapRule(
     "By their metric cards VerbMem and KnowMem on forget may not rank, nor may Min-k AUC, which "
     "stays as the only column of membership; the accuracy of the forgotten tokens may. Of KnowMem "
     "on retain only what is lost against Retrain counts, in AG3, AG4, max gap and worst: more is "
-    "no fault. A column in which two Retrains lie farther apart than the methods from Retrain weighs "
-    "nothing in AG3.",
+    "no fault. A column in which two Retrains lie farther apart than the methods from Retrain "
+    "weighs nothing in AG3.",
     kept=("knowmem_r",),
     drops_noise=True,
     doubted=("min_k_auc",),
