@@ -643,7 +643,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "so is its control. LoRA is not (+{}).",
      lambda: (interval("tofu-small-placement", "sine all", "sine mlp", 2),
               interval("tofu-small-placement", "lora all", "lora mlp", 2))),
-    (FINDINGS, "Sine keeps {:.0f} % of the retained probability, Retrain {:.0f} %.",
+    (FINDINGS, "Sine keeps {:.1f} % of the retained probability, Retrain {:.1f} %.",
      lambda: tuple(cell(IN_TURN, "", row, "retain P →") for row in ("gd_sine", "retrain"))),
     (FINDINGS, "The saturating loss is at {}, a second Retrain at {}, Original at {}; the means",
      lambda: tuple(f"{distance('tofu-small-seq-3', row):.2f}"
