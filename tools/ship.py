@@ -35,6 +35,8 @@ ELSEWHERE = ("audits", "published")
 RATIOS = ("ratio", "answers")
 """Of a verdict."""
 SUMMARY = ("mean", "low", "high")
+TRIAL = ("row", "gap", "chosen")
+"""Of a trial, whose settings the suite draws anew."""
 COST = ("seconds", "base_parameters")
 BY_SEED = "ag_per_seed"
 COARSE = re.compile(r".*loss|js_.*|mia_.*|.*_odds.*|.*prob|.*truth_ratio")
@@ -60,6 +62,9 @@ def thin(board: dict[str, Any]) -> dict[str, Any]:
             own["verdict"] = {k: v for k, v in own["verdict"].items() if k not in RATIOS}
         rows.append(own)
     others = {key: value for key, value in board.items() if key not in ELSEWHERE}
+    if board.get("tuning"):
+        trials = [{key: own[key] for key in TRIAL} for own in board["tuning"]["sweep"]]
+        others["tuning"] = {**board["tuning"], "sweep": trials}
     settings = stated(board["settings"])
     whole: dict[str, Any] = rounded({**others, "settings": settings, "rows": rows})
     return whole
