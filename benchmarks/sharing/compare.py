@@ -47,7 +47,6 @@ class Results:
     """Runs of one suite.
 
     Attributes:
-        name: As a reader knows it.
         suite: Name of the suite, of a varied one the name of what was varied.
         runs: In the order of its table.
         titles: Empty where not said.

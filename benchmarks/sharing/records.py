@@ -30,8 +30,6 @@ class Entry:
     """One line of a record file.
 
     Attributes:
-        suite: Name of the suite.
-        label: Of the row.
         forget: Samples in the forget set; None in files that do not say it.
     """
 
@@ -96,7 +94,6 @@ def board_of(entries: Sequence[Entry], origin: Path, spec: Suite | None = None) 
     """The table of records.
 
     Args:
-        entries: Of one suite.
         origin: Their file, for errors and for what tells the table apart.
         spec: The suite's own; made of the records where it is absent.
 

@@ -107,7 +107,6 @@ def push(
     """Uploads a folder; a repository that is not there yet is made, and is private.
 
     Args:
-        folder: What is uploaded.
         name: OWNER/NAME, with or without a revision.
         kind: ``model`` or ``dataset``.
         instead: File of the folder -> what is uploaded in its place.

@@ -43,7 +43,6 @@ class Notes:
     """What a checkpoint says beside its tensors.
 
     Attributes:
-        step: Steps that are done.
         last: Name -> last value of everything logged.
         peak: Name -> largest value of everything logged.
         seconds: Wall time of all sittings so far.

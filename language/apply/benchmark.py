@@ -237,7 +237,6 @@ class Rows:
     """Rows of text of one role, from a file or a data set.
 
     Attributes:
-        items: Read.
         where: What the rows lie in, for messages.
         about: What the statement says of it.
         digest: SHA-256.
