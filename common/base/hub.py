@@ -65,10 +65,7 @@ def parsed(name: str | Path) -> tuple[str, str | None]:
 
 
 def fetch(name: str | Path, patterns: Sequence[str]) -> Path:
-    """Files of a repository, from the hub or from its cache.
-
-    Returns:
-        Their folder; its name is the commit.
+    """The folder of a repository's files, from the hub or its cache; its name is the commit.
 
     Raises:
         CheckpointError: They cannot be fetched.

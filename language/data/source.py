@@ -191,11 +191,7 @@ class TextSource:
         )
 
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
-        """The items at ``indices`` (N,), int64, CPU; text has no augmentation.
-
-        Returns:
-            See :func:`language.data.batches.collate`.
-        """
+        """The items at ``indices`` (N,), int64, CPU, collated; text has no augmentation."""
         from stable_forgetting.language.data.batches import collate
 
         pairs = [self.encode_index(index) for index in indices.tolist()]
