@@ -21,6 +21,8 @@ from stable_forgetting.common.audits.members import MemberAttack, likelihoods
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.measure.scores import collect_correct
+from stable_forgetting.language.models.families import context_of
 
 THAT_OF_RETRAIN = "that of Retrain"
 
@@ -60,9 +62,6 @@ def asked(
     task: AuditTask, model: Any, source: Any, rule: Callable[[str], str], name: str
 ) -> Measures:
     """Accuracy on the forget set, asked by a rule; none where the model's context is too short."""
-    from stable_forgetting.common.measure.scores import collect_correct
-    from stable_forgetting.language.models.families import context_of
-
     forget = task.split.parts["forget"]
     own = zip(forget.tolist(), source.questions_of(forget), strict=True)
     prompts = {index: rule(question) for index, question in own}

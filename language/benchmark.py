@@ -302,11 +302,7 @@ class CausalBenchmark(CausalModels, Pretrainable):
         return model if placed else model.to(self.device)
 
     def _window_of(self, model: Any) -> int:
-        """Tokens that a model reads at once.
-
-        Raises:
-            CheckpointError: They are too few for what is asked here.
-        """
+        """Tokens that a model reads at once."""
         window = context_of(model)
         if window < self.least_window:
             raise CheckpointError(

@@ -12,16 +12,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from stable_forgetting.common.base.files import listing
 from stable_forgetting.common.base.seeding import derive, hash_order
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import Role
+from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
+from stable_forgetting.common.measure.answers import answer_distances
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
 from stable_forgetting.common.measure.rules import GapRule, TargetRule
 from stable_forgetting.common.protocol.benchmark import Runtime, Versions
 from stable_forgetting.common.protocol.pretraining import Pretrainable
 from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.vision.config import CLASS_COUNTS, IMAGE_COUNTS, VisionConfig
+from stable_forgetting.vision.data.folders import listing_digest
 from stable_forgetting.vision.metrics import (
     ANSWERS,
     DOUBTED,
@@ -38,10 +43,8 @@ from stable_forgetting.vision.models.sizes import count_adapters, positions_of, 
 from stable_forgetting.vision.stand_in import stand_in
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
-    from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
     from stable_forgetting.common.measure.scores import Scores
     from stable_forgetting.vision.config import ModelConfig
     from stable_forgetting.vision.data.source import ImageSource, InputSpec
@@ -80,8 +83,6 @@ class VisionBenchmark(ImageClassifiers, Pretrainable):
     @classmethod
     def listing(cls, config: Any, runtime: Runtime) -> str:
         """Of a folder of images, and of a file or folder of weights; empty for others."""
-        from stable_forgetting.vision.data.folders import listing_digest
-
         folder, root = config.data.folder, runtime.data_root
         images = listing_digest(Path(root) / folder) if folder and root else ""
         return images + (
@@ -190,8 +191,6 @@ class VisionBenchmark(ImageClassifiers, Pretrainable):
 
     def pretraining_split(self) -> PretrainingSplit:
         """The training pool, and the test images."""
-        from stable_forgetting.common.data.splits import PretrainingSplit
-
         parts = {"train": self.source.train_pool, "test": self.source.test_pool}
         return PretrainingSplit(f"{self.source.name}/pretrain", parts, self.source.digest)
 
@@ -228,8 +227,6 @@ class VisionBenchmark(ImageClassifiers, Pretrainable):
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """Everything, with retain subsampled if configured; a trial has no test parts."""
-        import numpy as np
-
         chosen = dict(split.parts)
         if trial:
             chosen = {k: v for k, v in chosen.items() if self.role_of(k) is not Role.REPORT}
@@ -255,8 +252,6 @@ class VisionBenchmark(ImageClassifiers, Pretrainable):
         cls, config: Any, scores: Mapping[str, Scores], target: Mapping[str, Scores]
     ) -> dict[str, float | None]:
         """How far the answers lie from Retrain's, image by image."""
-        from stable_forgetting.common.measure.answers import answer_distances
-
         return answer_distances(scores, target, ANSWERS, cls.choices)
 
     def sweep_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:

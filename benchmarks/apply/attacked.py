@@ -32,8 +32,6 @@ def attack_given(
             ``retrain`` stand beside it.
         samples: Role (``forget``, ``retain``, ``test``) -> path.
         attacks: By name.
-        device: Of torch.
-        threads: Of torch.
     """
     import torch
 

@@ -244,9 +244,6 @@ def _fit_images(benchmark: VisionBenchmark, model: Any, side: int | None, name: 
 
     Their side is the one asked for, or else the model's own.  Where the suite has this architecture
     and that takes any size, their side is the suite's.
-
-    Raises:
-        UserError: It has other channels or classes, or does not take such images.
     """
     import torch
 

@@ -40,7 +40,6 @@ class Result:
             written.
         model: With adapters merged, in eval mode; None where the training diverged.
         adapter: Of the method, if it trained one.
-        benchmark: The given model and samples.
         out: The folder that was written, if one was asked for.
     """
 

@@ -69,7 +69,6 @@ class StoredPlan:
         inapplicable: Rows whose method is not for this benchmark -> why.
         pooled: Evaluated reference models of every seed in the store.
         folds: Those of the folds before the last.
-        blocks: Of the suite's grid.
     """
 
     state: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import textwrap
@@ -157,8 +158,8 @@ def look_lines(name: str, store: Path, given: Path) -> Iterator[str]:
 
     ``given`` is the store's folder as the user wrote it.
     """
-    kept = f" --store {given}" if given != STORE else ""
-    events = short_path(store / "tensorboard" / name / "summary")
+    kept = f" --store {shlex.quote(str(given))}" if given != STORE else ""
+    events = shlex.quote(short_path(store / "tensorboard" / name / "summary"))
     yield f"page with pictures  {short_path(store / 'suites' / name / 'leaderboard.html')}"
     yield f"page of samples     {short_path(store / 'suites' / name / PAGE)}"
     yield f"training curves     {program('tensorboard')} --logdir {events}"
@@ -175,4 +176,4 @@ def look_lines(name: str, store: Path, given: Path) -> Iterator[str]:
 def program(name: str) -> str:
     """A program as it can be typed: with its path where it is not on PATH."""
     path = Path(sys.executable).with_name(name)
-    return name if shutil.which(name) or not path.exists() else short_path(path)
+    return name if shutil.which(name) or not path.exists() else shlex.quote(short_path(path))

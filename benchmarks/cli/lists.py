@@ -140,9 +140,6 @@ def families_of(names: Sequence[str]) -> dict[str, list[Family]]:
 
     A family has the first word of its names (the first two, of long lists of text suites) and
     its needs in common.
-
-    Args:
-        names: Of suites.
     """
     groups: dict[str, dict[tuple[bool, str], list[str]]] = {}
     for name in names:

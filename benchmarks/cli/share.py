@@ -28,6 +28,8 @@ from stable_forgetting.benchmarks.report.files import WRITERS
 from stable_forgetting.benchmarks.report.section import Picture, Section
 from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.benchmarks.sharing import compare as comparing
+from stable_forgetting.benchmarks.sharing import hiding, versus
 from stable_forgetting.benchmarks.sharing.bundle import write_bundle
 from stable_forgetting.benchmarks.sharing.site import write_site
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
@@ -98,41 +100,35 @@ def compare(
 
 
 def _compare_results(first: str, second: str, selection: Selection, store: Path, form: str) -> None:
-    from stable_forgetting.benchmarks.sharing import compare as job
-
     check_format(form, "table", "csv", *WRITERS)
 
     def board(suite: str, own: Path | None) -> Leaderboard | None:
         return read_board(selection, suite, own or store)
 
-    one, other = job.read_results(first, board), job.read_results(second, board)
-    differences, unpaired = job.compare(one, other)
-    told = job.sections(one, other, differences, unpaired)
-    _put(form, told, partial(job.to_csv, one, other, differences))
+    one, other = comparing.read_results(first, board), comparing.read_results(second, board)
+    differences, unpaired = comparing.compare(one, other)
+    told = comparing.sections(one, other, differences, unpaired)
+    _put(form, told, partial(comparing.to_csv, one, other, differences))
 
 
 def _compare_rows(pairs: Sequence[str], words: str, store: Path, form: str) -> None:
-    from stable_forgetting.benchmarks.sharing import versus as job
-
     check_format(form, "table", "csv", "svg", *WRITERS)
-    asked = [_two(pair) for pair in pairs] or job.CLAIMS
-    met, withdrawn = job.encounters(asked, [RESULTS, store / "suites"], words)
-    told = job.sections(met, withdrawn)
-    _put(form, told, partial(job.to_csv, met), partial(picture, met))
+    asked = [_two(pair) for pair in pairs] or versus.CLAIMS
+    met, withdrawn = versus.encounters(asked, [RESULTS, store / "suites"], words)
+    told = versus.sections(met, withdrawn)
+    _put(form, told, partial(versus.to_csv, met), partial(picture, met))
 
 
 def _compare_after(words: str, store: Path, form: str) -> None:
-    from stable_forgetting.benchmarks.sharing import hiding as job
-    from stable_forgetting.benchmarks.sharing.versus import read_boards
-
     check_format(form, "table", "csv", "svg", *WRITERS)
-    found = job.attacked(read_boards([RESULTS, store / "suites"], words)[0])
+    found = hiding.attacked(versus.read_boards([RESULTS, store / "suites"], words)[0])
     if not found:
         raise ConfigError(
             "compare --after-attack: no table has attacked rows beside a second Retrain; run a "
             "suite with audits:, such as digits-class-attack"
         )
-    _put(form, job.sections(found), partial(job.to_csv, found), partial(job.picture, found))
+    drawn = partial(hiding.picture, found)
+    _put(form, hiding.sections(found), partial(hiding.to_csv, found), drawn)
 
 
 def _two(pair: str) -> tuple[str, str]:

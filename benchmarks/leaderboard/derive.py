@@ -155,7 +155,6 @@ def derive(
     """The table of records, whoever measured them.
 
     Args:
-        suite: Whose rows they are.
         records: (row label, record) of every final model, with all of its metrics.
         sizes: Seed -> samples in the forget set.
         inapplicable: Row label -> why it says nothing about the benchmark.

@@ -12,6 +12,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.judge import Judge, finals_of
 from stable_forgetting.benchmarks.pipeline.context import SCALARS
@@ -64,7 +66,6 @@ def read_runs(board: Leaderboard, store: StageStore) -> dict[str, Run]:
 
 def export_samples(board: Leaderboard, root: Path, chosen: Sequence[Sample]) -> None:
     """Writes samples beside the means: the image or the question, and what every row answers."""
-    import numpy as np
     from PIL import Image
 
     folder = root / EVENTS / board.suite.name / SUMMARY / "samples"

@@ -66,7 +66,6 @@ class Judge:
     """Judges rows by the benchmark's rule and the suite's rule sets.
 
     Attributes:
-        finals: Records of all final models.
         rule: The benchmark's, without the columns that weigh nothing in this table.
         noisy: See :func:`noisy_columns`; of these records where none are given.
         answers: Metrics that are distances per sample to Retrain themselves.

@@ -23,7 +23,6 @@ def main_table(
     """The main table of a report, and a caption without versions and digests.
 
     Args:
-        sections: Of a leaderboard.
         columns: Heads in the order wanted, with or without arrow; all but marks where empty.
         names: Label of a row -> what the paper calls it.
         bold: Whether the best row of every column with an arrow is bold, references apart.

@@ -95,16 +95,12 @@ def _row(row: BoardRow, top: float, y: float) -> str:
         svg.line((LEFT, y), (LEFT + WIDTH, y), stroke="#eee"),
     ]
     if min(row.ag_per_seed.values()) > top:
-        return svg.element("g", *parts, *_arrow(average, y, colour), class_="row")
+        beyond = f"{average:.0f} \N{RIGHTWARDS ARROW}"
+        parts.append(svg.text(LEFT + WIDTH, y + 4, beyond, text_anchor="end", fill=colour))
+        return svg.element("g", *parts, class_="row")
     for seed, value in row.ag_per_seed.items():
         dot = {"cx": _x(value, top), "cy": y, "r": 3.5, "fill": colour, "fill_opacity": 0.55}
         text = svg.tip(f"{row.label}, seed {seed}: {value:.2f}")
         parts.append(svg.element("circle", text, **dot))
     parts.append(svg.line((mean, y - 7), (mean, y + 7), stroke=colour, stroke_width=2))
     return svg.element("g", *parts, class_="row")
-
-
-def _arrow(average: float, y: float, colour: str) -> list[str]:
-    """A row that lies beyond the axis: its mean, and an arrow to the right."""
-    text = f"{average:.0f} \N{RIGHTWARDS ARROW}"
-    return [svg.text(LEFT + WIDTH, y + 4, text, text_anchor="end", fill=colour)]

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores
@@ -51,8 +53,6 @@ def samples(
 
 def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
     """Places of the samples whose true answer some rows know and others do not."""
-    import numpy as np
-
     known = np.stack([score.probability for score in scores.values()])
     return [int(place) for place in np.argsort(-known.std(axis=0), kind="stable")[:count]]
 

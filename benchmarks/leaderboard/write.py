@@ -21,18 +21,16 @@ from stable_forgetting.benchmarks.sweeps.board import CELLS, cells_text
 from stable_forgetting.benchmarks.sweeps.draw import picture as sweep_picture
 from stable_forgetting.common.store.stages import StageStore
 
-
-def _html(board: Leaderboard) -> str:
-    return html.write(as_page(sections(board), board.rule.title), folded=True)
-
-
 FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "md": ("LEADERBOARD.md", lambda board: markdown.write(sections(board))),
     "tex": ("leaderboard.tex", lambda board: tex.write(sections(board))),
     "csv": ("leaderboard.csv", lambda board: csv_text(row_lines(board))),
     "runs": ("runs.csv", lambda board: csv_text(run_lines(board))),
     "json": ("leaderboard.json", lambda board: json_text(to_json(board))),
-    "html": ("leaderboard.html", _html),
+    "html": (
+        "leaderboard.html",
+        lambda board: html.write(as_page(sections(board), board.rule.title), folded=True),
+    ),
     "svg": ("leaderboard.svg", lambda board: picture_of(board).svg),
 }
 """Name of a format -> its file, and what makes its text."""

@@ -53,7 +53,6 @@ def require_learnt(original: Stage, done: Mapping[str, Any], minimum: float) -> 
     """Refuses an Original that diverged, or has not learnt its own training data.
 
     Args:
-        original: Its stage.
         done: What the stage says of itself.
         minimum: Accuracy that it must have, percent.
 

@@ -98,11 +98,7 @@ class _Blocks:
         return config.model_copy(update={"steps": best.step})
 
     def extended(self, side: str) -> bool:
-        """Adds columns until one has no accepted cell, or as many as are allowed.
-
-        Returns:
-            Whether that is known.
-        """
+        """Adds columns until one has no accepted cell, as far as allowed; whether that is known."""
         for left in reversed(range(getattr(self.grid.extend, side) + 1)):
             edge = self.reader.edge(self.planned, side)
             if edge.lr is None:

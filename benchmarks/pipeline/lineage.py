@@ -49,7 +49,6 @@ class Lineage:
         """A stage of any kind on this suite's benchmark.
 
         Args:
-            kind: Registered kind.
             name: For people.
             identity: What is hashed besides benchmark and parents.
             parents: Role -> stage.

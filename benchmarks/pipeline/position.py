@@ -19,8 +19,6 @@ class Position:
     """How far a training is.
 
     Attributes:
-        step: Steps done.
-        total: Steps in all.
         loss: At the last logged step; NaN before the first.
         seconds: Since the first report of this training in this process.
         steps: Taken in these seconds.

@@ -37,7 +37,6 @@ def run_stage(
 
     Args:
         stage: What to do; its parents must be complete.
-        runtime: Where and on what.
         events: TensorBoard folder for live scalars.
         progress: Called after every step of a training; a file in the scratch folder if absent.
         wait: Wait while another run works on the stage; else return :data:`BUSY`.

@@ -54,7 +54,6 @@ class Execution:
     Attributes:
         plan: The last one.
         failed: What failed in it.
-        executed: How many stages were run.
         renewed: Whether the worker processes were replaced after the death of one.
     """
 

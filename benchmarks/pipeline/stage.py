@@ -164,7 +164,6 @@ class Block(Generic[S]):
     """Cells of one row and seed that are done together.
 
     Attributes:
-        lrs: Their rates.
         extension: Whether they lie outside the grid that every row shares, to find an edge.
     """
 
@@ -185,7 +184,6 @@ class Plan:
         waiting: Rows whose final stages wait for their trials or blocks.
         inapplicable: Rows whose method is not for this benchmark -> why; they have no stages.
         folds: Plans of the folds before the last.
-        blocks: Of a grid.
         attacks: Of trials, where tuning looks at what an attack shows.
     """
 

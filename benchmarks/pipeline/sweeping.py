@@ -71,7 +71,6 @@ class GridReader:
     """Reads a grid's blocks and its Retrains from a store.
 
     Args:
-        suite: With a grid.
         results: Of its plan, or of a stored one.
     """
 

@@ -41,7 +41,6 @@ class Outcome:
         model: The model; None where it diverged.
         status: ``ok`` or ``diverged``.
         detail: Where and how it diverged.
-        step: The step at which it diverged.
         cost: Seconds, steps, peak bytes, samples read of the forget and of the retain set, and
             passes over each; of a method also trainable and base parameters.
         dynamics: Last and largest value of everything that was logged.

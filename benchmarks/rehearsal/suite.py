@@ -27,7 +27,6 @@ def rehearsed(
 
     Args:
         suite: Its rows keep their settings; a tuned one takes its first draw.
-        runtime: Where local data lie.
         folder: For the stand-ins' files.
     """
     stand_in = BENCHMARKS[suite.spec.benchmark].stand_in(suite.protocol, runtime, folder)

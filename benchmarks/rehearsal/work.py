@@ -39,7 +39,6 @@ def rehearse(suite: ResolvedSuite, runtime: Runtime, executor: Executor) -> Iter
     Args:
         suite: As :func:`benchmarks.rehearsal.suite.rehearsed` made it.
         runtime: Its store is the rehearsal's own.
-        executor: Runs the stages.
     """
     store, good, watcher = StageStore(runtime.store), [], Lines(shown=False)
 

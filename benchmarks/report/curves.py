@@ -23,7 +23,6 @@ class Panel:
     """Curves of one quantity.
 
     Attributes:
-        title: The quantity.
         lines: Name -> its curve; a name has one colour in every panel.
         ends: The first and the last place of the axis.
         axis: What stands under the last place.

@@ -43,7 +43,6 @@ def write(
     """The whole report as one page that loads nothing.
 
     Args:
-        sections: Of the report.
         home: Address and name of the page that lists this one.
         note: Beside the way home.
         links: (address, name) of files to take away, beside the note.

@@ -47,8 +47,6 @@ def write_bundle(board: Leaderboard, store: StageStore, out: Path) -> int:
     """Writes a complete table's bundle; returns the number of its files.
 
     Args:
-        board: Of a suite in ``store``.
-        store: What has the scores.
         out: A folder that is not there yet, or a file called ``*.zip``.
 
     Raises:

@@ -47,7 +47,6 @@ class Results:
     """Runs of one suite.
 
     Attributes:
-        name: As a reader knows it.
         suite: Name of the suite, of a varied one the name of what was varied.
         runs: In the order of its table.
         titles: Empty where not said.
@@ -160,10 +159,7 @@ def _run(
 
 
 def compare(first: Results, second: Results) -> tuple[Differences, list[str]]:
-    """Pairs the runs.
-
-    Returns:
-        The differences, and what could not be compared, in words.
+    """The differences of paired runs, and what could not be compared, in words.
 
     Raises:
         DataError: There is no pair, or nothing tells that the splits are the same.

@@ -54,7 +54,6 @@ class Page:
     """One report.
 
     Attributes:
-        file: Its name in the site.
         origin: A key of :data:`ORIGINS`.
         data: As ``leaderboard.json`` has it; empty for a sweep.
         kind: What is forgotten from what, such as ``Images: classes``.

@@ -24,7 +24,6 @@ class Cell:
 
     Attributes:
         value: What colours it, and orders the rows.
-        shown: The text in it.
         said: What it shows when it is pointed at.
         place: Address of what is said of it; empty for none.
     """
@@ -57,12 +56,9 @@ def picture(
     """The table as coloured cells.
 
     Args:
-        cells: By row and suite.
         suites: Column -> what it is, in their order.
         limits: Up to which value each of :data:`SHADES` but the last goes.
         links: Row -> page of the method, suite -> its page.
-        title: Of the picture.
-        subtitle: Below it.
     """
     rows = ordered(cells)
     body = [

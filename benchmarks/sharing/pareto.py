@@ -30,7 +30,6 @@ class Sides:
 
     Attributes:
         weights: Per axis, metric -> what its absolute gap to Retrain counts for.
-        titles: Of the axes.
         unit: Of both.
     """
 
@@ -62,7 +61,6 @@ def places(runs: Iterable[Mapping[str, Any]], sides: Sides) -> dict[str, Place]:
 
     Args:
         runs: A line per run, as ``runs.csv`` has it.
-        sides: Which gaps count.
     """
     found: dict[str, list[Place]] = {}
     runs = list(runs)
@@ -111,14 +109,7 @@ def front(found: Mapping[str, Place]) -> list[str]:
 
 
 def picture(name: str, found: Mapping[str, Place], sides: Sides, file: str) -> Picture:
-    """A mark per row, each a link to what ``file`` says of it, the floor, and the front.
-
-    Args:
-        name: Of the suite.
-        found: See :func:`places`.
-        sides: Titles of the axes.
-        file: The suite's page.
-    """
+    """A mark per row, each a link to what ``file`` says of it, the floor, and the front."""
     reach = (*(max(0.5, *(place[axis] for place in found.values())) for axis in (0, 1)),)
     best, rows = front(found), [row for row in found if row != FLOOR]
     body = _frame(reach, sides)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,6 @@ class Entry:
     """One line of a record file.
 
     Attributes:
-        suite: Name of the suite.
-        label: Of the row.
         forget: Samples in the forget set; None in files that do not say it.
     """
 
@@ -96,7 +94,6 @@ def board_of(entries: Sequence[Entry], origin: Path, spec: Suite | None = None) 
     """The table of records.
 
     Args:
-        entries: Of one suite.
         origin: Their file, for errors and for what tells the table apart.
         spec: The suite's own; made of the records where it is absent.
 
@@ -113,6 +110,8 @@ def board_of(entries: Sequence[Entry], origin: Path, spec: Suite | None = None) 
 def _spec(entries: Sequence[Entry], origin: str) -> Suite:
     first = entries[0].record
     rows = {e.label: {"method": e.record.method, "params": e.record.params} for e in entries}
+    dotted = {name for e in entries for name in e.record.metrics if "." in name}
+    probed = {name.partition(".")[0] for name in dotted}
     content = {
         "suite": entries[0].suite,
         "title": f"From the records in {Path(origin).name}",
@@ -121,15 +120,9 @@ def _spec(entries: Sequence[Entry], origin: str) -> Suite:
         "seeds": sorted({entry.record.seed for entry in entries}),
         "retrains": 1 + max(entry.record.replicate for entry in entries),
         "methods": rows,
-        "probes": {name: None for name in _probed(entries) if name in PROBES},
+        "probes": {name: None for name in sorted(probed) if name in PROBES},
     }
     return validate(Suite, content, origin)
-
-
-def _probed(entries: Sequence[Entry]) -> Iterator[str]:
-    """What stands before the dots of metrics: the names of probes."""
-    names = {name for entry in entries for name in entry.record.metrics if "." in name}
-    yield from sorted({name.partition(".")[0] for name in names})
 
 
 def _suite(entries: Sequence[Entry], origin: str, spec: Suite) -> ResolvedSuite:

@@ -63,11 +63,9 @@ class Verification:
     """What recomputing showed.
 
     Attributes:
-        board: The recomputed table.
         digest: What the bundle calls its suite by.
         models: Models whose metrics were made again from their scores.
         cells: Numbers that were compared.
-        different: Those of them that differ.
         notes: What a reader must know of the rest.
     """
 

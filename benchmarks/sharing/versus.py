@@ -53,10 +53,7 @@ class Encounter:
     """Two rows in one table.
 
     Attributes:
-        suite: Name of the table's suite.
         also: Other tables with the same runs of both rows, or some of them.
-        pair: Labels of the rows.
-        unit: Of the distance.
         runs: (seed, distance of the first row, of the second), of the seeds of both.
         means: Mean distance of each row over these seeds; None where there is none.
         floor: Mean distance between two Retrains.
@@ -149,10 +146,6 @@ def read_boards(
     stores: Sequence[Path], words: str = ""
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The tables in stores, with those that were left out since their suite has changed.
-
-    Args:
-        stores: As :func:`encounters` has them.
-        words: Likewise.
 
     Raises:
         DataError: A table cannot be read.

@@ -119,7 +119,6 @@ class Printed:
     """One printed number with where it stands.
 
     Attributes:
-        text: As printed.
         std: As printed; empty without.
     """
 

@@ -25,11 +25,7 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
 
 
 def needs(data: Mapping[str, Any]) -> list[str]:
-    """Names of data sets, then of weights or their package, then ``a GPU``; nothing needs none.
-
-    Args:
-        data: What a suite's file says.
-    """
+    """Names of data sets, then of weights or their package, then ``a GPU``; nothing needs none."""
     protocol = data.get("protocol", {})
     given, model = protocol.get("data", {}), protocol.get("model", {})
     sources = [source_of(given), *_pretraining_sources(protocol.get("pretrain") or {})]

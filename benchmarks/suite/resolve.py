@@ -66,10 +66,8 @@ class ResolvedSuite:
     Attributes:
         spec: As it was written.
         protocol: Of the last fold, where there are folds.
-        rows: In the order of the file.
         after: The suite, or the fold, of the request before.
         audits: Of the report.
-        probes: By name.
         fold: Its name among the folds; empty without any.
         folds: The folds before the last, each a suite.
         rehearsal: How much of it is done, where it is only rehearsed.

@@ -38,7 +38,6 @@ class Trait:
 
     Attributes:
         shape: Activation, ``ball``, or ``""`` without a bound.
-        place: Size of the bound.
         loss: The forget loss, in words.
         rest: Digest of everything else in its config.
     """
@@ -54,7 +53,6 @@ class Panel:
     """One quantity of every row.
 
     Attributes:
-        title: Its name.
         values: Label -> value per seed.
         cut: Labels of which a training was cut off, so that the value is a lower end.
         retrain: Retrain's mean; None where there is none.

@@ -115,8 +115,6 @@ class AuditTask:
         load: Makes a fresh copy of the stored model, adapters merged.
         load_original: Makes a fresh copy of the model before unlearning.
         adapted: Whether the stored model is an adapter beside Original's weights.
-        source: The modality's data source.
-        split: The frozen index sets.
         family: What is known of the model: forward, logits, head.
         collect: (model, indices) -> scores; puts the model into eval mode.
         collect_correct: Their ``correct`` alone, (N,) float32, bit for bit, which costs less.
@@ -226,7 +224,6 @@ class AuditInfo:
     Attributes:
         version: Raised whenever the same inputs would give other numbers.
         tier: What it costs.
-        unit: Of its measures.
         ideal: The value of a perfect method, in words.
         scenario: ``class`` if it needs whole classes forgotten.
     """

@@ -67,7 +67,6 @@ def bootstrap(n: int, statistic: Callable[[np.ndarray], float], seed: int) -> tu
         n: Units.
         statistic: (n,) int64 positions, drawn with replacement -> number, or NaN where a
             resample leaves it undefined (those are left out).
-        seed: Of the resampling.
     """
     generator = np.random.default_rng(derive(seed, "bootstrap"))
     values = [statistic(generator.integers(0, n, n)) for _ in range(RESAMPLES)]

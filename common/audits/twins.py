@@ -42,14 +42,11 @@ class Twins(Audit):
 
     @abstractmethod
     def compare(self, own: Mapping[int, Parts], twins: Mapping[int, Parts]) -> dict[int, Measures]:
-        """Measures of one row.
+        """Seed -> measures of one row; what belongs to the row as a whole is at the first seed.
 
         Args:
             own: Seed -> part -> scores of the suite's model.
             twins: The same seeds -> those of its twin.
-
-        Returns:
-            Seed -> measures; what belongs to the row as a whole stands at the first seed.
 
         Raises:
             TooFew: There are too few seeds.

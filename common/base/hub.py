@@ -65,10 +65,7 @@ def parsed(name: str | Path) -> tuple[str, str | None]:
 
 
 def fetch(name: str | Path, patterns: Sequence[str]) -> Path:
-    """Files of a repository, from the hub or from its cache.
-
-    Returns:
-        Their folder; its name is the commit.
+    """The folder of a repository's files, from the hub or its cache; its name is the commit.
 
     Raises:
         CheckpointError: They cannot be fetched.
@@ -107,7 +104,6 @@ def push(
     """Uploads a folder; a repository that is not there yet is made, and is private.
 
     Args:
-        folder: What is uploaded.
         name: OWNER/NAME, with or without a revision.
         kind: ``model`` or ``dataset``.
         instead: File of the folder -> what is uploaded in its place.

@@ -85,7 +85,6 @@ class Registry(Generic[T]):
         """Registers ``module:attr``, or decorates a class.
 
         Args:
-            name: Under which it is found.
             target: ``module:attr``, of what is imported when it is needed.
             summary: One line for lists.
             stored: An earlier name, which stage keys and records keep and which is still found.

@@ -50,7 +50,6 @@ def attach(
     """Freezes ``model`` and adapts every module that a pattern matches, in place.
 
     Args:
-        model: Any module.
         targets: Glob patterns on module names, such as ``blocks.*.mlp.fc1``.
         config: Rank, bound and scales; the same for all layers.
         generator: Draws the initial factors.

@@ -66,8 +66,6 @@ def build_weight(weight: Tensor | None, update: Update, dtype: torch.dtype) -> T
 
     Args:
         weight: Frozen W0, (k, d), of any floating dtype.
-        update: dW.
-        dtype: Of the result.
 
     Returns:
         (k, d), contiguous, without a graph.
@@ -118,8 +116,6 @@ def contract(
         g: Gradient of the output, (N, k).
         x: Input, (N, d), of ``g``'s dtype: that of the product g^T x.
         update: dW; its start does not enter.
-        need_A: Whether dA is wanted.
-        need_Bt: Whether dBt is wanted.
 
     Returns:
         dA (k, r) and dBt (r, d) in the factors' dtype, at least float32; None if not wanted.

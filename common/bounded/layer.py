@@ -89,7 +89,6 @@ class BoundedLinear(nn.Module):
 
     Args:
         base: The layer to adapt; its parameters are shared, not copied, and frozen.
-        config: Rank, bound and scales.
         generator: Draws B ~ U(+-1/sqrt d) (and A where phi starts at random, else A = 0).
     """
 

@@ -32,7 +32,6 @@ class Phi:
     phi is linear.
 
     Attributes:
-        name: What configs call it.
         value: z -> phi(z), of any shape, differentiable.
         value_: z -> phi(z) in place of z, without a graph; by default a copy of ``value``'s.
         slope_of_argument: (z, out) -> None, fills ``out`` with phi'(z).  At a kink the slope is

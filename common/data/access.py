@@ -139,7 +139,6 @@ class GuardedSplit:
     """The declared parts of a split.
 
     Attributes:
-        name: Of the split.
         parts: Part -> sorted int64 indices; asking for any other part raises
             :class:`AccessError`.
         notes: Facts for people.

@@ -205,7 +205,6 @@ class DatasetSource:
 
     Args:
         dataset: Its own transform is applied at every fetch, and is all the augmentation there is.
-        device: Where batches go.
     """
 
     def __init__(self, dataset: Dataset[Any], device: torch.device | str = "cpu"):

@@ -162,8 +162,6 @@ def balanced_draw(
     Args:
         indices: Candidates, int64.
         labels: Label of every data index (not only of the candidates).
-        count: How many to draw.
-        seed: Seed of the draw.
         *names: Further names of the stream.
     """
     ordered = hash_order(indices, seed, *names)

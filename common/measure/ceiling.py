@@ -48,7 +48,6 @@ def cross_entropy_ceilings(
     a convex function.  It starts at the points that favour single other classes most.
 
     Args:
-        layers: What is frozen.
         labels: L of the C labels; all when None.
 
     Returns:

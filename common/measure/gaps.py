@@ -118,11 +118,9 @@ class Summary:
     """Mean over seeds with its uncertainty; None where one seed cannot tell.
 
     Attributes:
-        mean: Arithmetic mean.
         std: Sample standard deviation (n - 1 in the denominator).
         low: Lower end of the t-interval of the mean.
         high: Upper end.
-        n: Number of values.
     """
 
     mean: float

@@ -40,7 +40,6 @@ class Goal(ABC):
     """What one metric should come to.
 
     Attributes:
-        metric: Name of the metric.
         reach: ``below`` or ``above``: on which side of the value the goal is reached; the value
             itself is not enough, unless the goal is :attr:`inclusive`.
         inclusive: Whether the value itself reaches the goal.

@@ -20,7 +20,6 @@ class MetricSpec:
         name: Key in records, such as ``ua``.
         better: Direction of good; ``target`` means the retrained model's value is the goal.
         title: Column head.
-        unit: Unit of the number.
         doc: One sentence that says what is measured, on what.
         digits: Decimals in tables.
         calibration: What Retrain's own value says about the other columns, as a sentence with

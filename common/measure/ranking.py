@@ -12,13 +12,10 @@ LEVEL = 0.95
 
 
 def shares(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metric -> its share of the distances of all rows together; they add up to 1.
+    """Metric -> its share of the distances of all rows; nothing where no row is at any distance.
 
     Args:
         parts: Of each row: metric -> its part of the distance; the same metrics in every row.
-
-    Returns:
-        Nothing where no row is at any distance.
     """
     sums = {name: math.fsum(row[name] for row in parts) for name in (parts[0] if parts else ())}
     total = math.fsum(sums.values())

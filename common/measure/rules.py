@@ -20,7 +20,6 @@ class RowFacts:
     """What a rule may order a row by; means are over the seeds that did not diverge.
 
     Attributes:
-        distance: Mean distance.
         metrics: Metric -> mean.
         reached: Share of seeds that reach every goal, 0 to 1.
         steps: Mean optimizer steps.

@@ -58,7 +58,6 @@ class UnlearnTask:
         family: What is known of the model: forward, logits, adapter targets, head, components.
         recipe: How Original was trained.
         build: Makes a fresh, seeded, untrained (or pretrained) model; needs ``initial``.
-        seed: Of this run.
         replicate: 0, or which further Retrain this is.
         paired_with: Part -> the part whose batches its own go beside, sample by sample.
         telemetry: Tracker, progress and evaluation in training; nobody looks when absent.

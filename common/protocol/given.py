@@ -31,15 +31,12 @@ class Application:
     :class:`common.protocol.given.GivenBenchmark`: a path, or an object in memory.
 
     Attributes:
-        model: The trained model.
-        forget: What to forget.
         method: Registered method, or several with commas between, of which one is chosen.
         out: Folder to make, which must not exist or be empty; None writes nothing.
         retain: What to keep, in the form of ``forget``; needed by methods that read it.
         test: What the model never saw, in the form of ``forget``; for the statement only.
         preset: Named overrides of the method.
         params: Overrides of the method's config, ``key.sub=value`` or nested.
-        seed: Of the run.
         options: Settings of one kind of benchmark, named in its ``options``.
         device: Torch device name; ``auto`` takes the first accelerator.
         threads: Torch threads; None leaves them.

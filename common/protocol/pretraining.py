@@ -57,11 +57,7 @@ class TransferConfig(Strict):
 
 
 class Pretrainable(Benchmark):
-    """A benchmark that trains its models as its config, a :class:`TransferConfig`, says.
-
-    Attributes:
-        device: Where models and batches lie.
-    """
+    """A benchmark that trains its models as its config, a :class:`TransferConfig`, says."""
 
     compared: ClassVar[str] = "samples"
     """What :meth:`fingerprints` are of, in words."""

@@ -51,7 +51,6 @@ class Probe(ABC):
 
     Attributes:
         version: Raised when the same config would give other numbers.
-        Config: The probe's settings.
         modality: The models that it can measure; empty for all.
     """
 

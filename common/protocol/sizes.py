@@ -60,7 +60,6 @@ class Workload:
     """How much a protocol moves, known from its config alone; what is estimated from it is no fact.
 
     Attributes:
-        sizes: The model's.
         parts: Part -> samples of it that may be trained on.
         positions: Of a sample in a training batch, padding included: tokens or patches.
         longest: Of the longest sample.

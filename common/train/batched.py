@@ -91,12 +91,10 @@ class BatchedTraining:
         rates: (K,) learning rates, as the optimizer takes them.
         weights: (K,) weights of the forget term.
         total: Optimizer steps in all (schedules need to know).
-        forget_loss: The forget term.
         ball: c of the Frobenius ball, or None.
         weight_clip: Projects every entry of A and B to [-c, c], or None.
 
     Attributes:
-        steps: Optimizer steps done.
         guard: Its ``first_bad`` is (K,).
         losses: Name -> (K,), of the last step.
     """

@@ -43,7 +43,6 @@ class Notes:
     """What a checkpoint says beside its tensors.
 
     Attributes:
-        step: Steps that are done.
         last: Name -> last value of everything logged.
         peak: Name -> largest value of everything logged.
         seconds: Wall time of all sittings so far.
@@ -196,11 +195,7 @@ def resume(run: TrainingRun, path: Path | None) -> tuple[int, str | None]:
 
 
 def _checked(run: TrainingRun, path: Path) -> Notes:
-    """The notes of a checkpoint that can be used; nothing is put back yet.
-
-    Raises:
-        CheckpointError: The file is damaged or of another training.
-    """
+    """The notes of a checkpoint that can be used; nothing is put back yet."""
     meta = read_metadata(path)
     if meta.get("identity") != _identity(run):
         raise CheckpointError(f"{path}: checkpoint of another run")

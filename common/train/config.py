@@ -28,11 +28,7 @@ Minutes = Annotated[str, Field(pattern=r"^\d+(\.\d+)?min$")]
 
 
 def _readable(limits: Any) -> Any:
-    """The limits as they are, if each is one.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """The limits as they are, if each is one."""
     if limits == "goal":
         return limits
     if not isinstance(limits, Mapping):

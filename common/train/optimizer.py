@@ -69,11 +69,7 @@ def check_patterns(config: FitConfig, names: Sequence[str]) -> None:
 
 
 def _of_bitsandbytes(name: str) -> Any:
-    """The class of an optimizer whose moments are small or paged.
-
-    Raises:
-        ConfigError: The library is not there.
-    """
+    """The class of an optimizer whose moments are small or paged."""
     try:
         optimizers = importlib.import_module("bitsandbytes.optim")
     except ImportError:

@@ -64,7 +64,6 @@ class Telemetry:
 
     Attributes:
         tracker: Receives losses, norms and adapter statistics.
-        progress: Called after every step.
         evaluate_during: Evaluates the model every ``config.evaluate_every`` steps and at the last
             one; what it returns is logged as ``evaluation/<metric>``.
         component_of: Parameter name -> component, for norms.
@@ -81,7 +80,6 @@ class FitResult:
     """What a finished run cost and how it ended.
 
     Attributes:
-        steps: Optimizer steps.
         seconds: Wall time, of earlier sittings too.
         last: Name -> last value of everything logged.
         peak: Name -> largest finite value of everything logged.

@@ -117,11 +117,7 @@ class GivenTexts(CausalModels, GivenBenchmark):
         return self.text
 
     def _divided(self, source: TextSource) -> TextSource:
-        """The same with long plain texts in chunks.
-
-        Raises:
-            DataError: A row is too short, or a question with its answer too long.
-        """
+        """The same with long plain texts in chunks."""
         lengths = [
             self._length(source, item, f"{rows.where} row {number}")
             for rows in self.rows.values()
@@ -219,11 +215,7 @@ class GivenTexts(CausalModels, GivenBenchmark):
 
 
 def _checkpoint(application: Application) -> CausalCheckpoint | GivenCausal:
-    """The model, and the tokenizer of one that is in memory.
-
-    Raises:
-        ConfigError: A tokenizer is given for a folder, which holds its own.
-    """
+    """The model, and the tokenizer of one that is in memory."""
     tokenizer = application.options.get("tokenizer")
     if not isinstance(application.model, Path):
         return GivenCausal(application.model, tokenizer)
@@ -237,7 +229,6 @@ class Rows:
     """Rows of text of one role, from a file or a data set.
 
     Attributes:
-        items: Read.
         where: What the rows lie in, for messages.
         about: What the statement says of it.
         digest: SHA-256.

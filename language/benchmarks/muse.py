@@ -116,11 +116,7 @@ class MuseScenario(Strict):
         return {key: value for key, value in handler(self).items() if value is not None}
 
     def requested(self, count: int) -> tuple[range, range]:
-        """Numbers, from 1, of the folds to forget, and of those that are forgotten already.
-
-        Args:
-            count: Of folds.
-        """
+        """Numbers, from 1, of the folds to forget, and of those that are forgotten already."""
         if self.fold is None:
             return range(1, count + 1), range(0)
         if self.kind == "scal":

@@ -24,7 +24,6 @@ def collate(
     Args:
         pairs: Token ids.
         indices: (N,) int64, where the pairs sit in their source.
-        device: Of the batch.
         hidden_id: Leave this token out of the attention mask (``TextSource.hidden_id``).
 
     Returns:
@@ -54,8 +53,6 @@ def everywhere(batch: Batch, pad: int, length: int | None = None) -> Batch:
     Labels are the next token, 0 at the last position.
 
     Args:
-        batch: Of :func:`collate`.
-        pad: The padding token.
         length: L, at least; nothing attends to a text's end token then, which is padding too where
             texts are padded with it (TOFU's code).  0: as long as the batch, and the end token is
             a token.  None: as long as the batch, padded with token 0.

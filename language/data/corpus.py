@@ -47,7 +47,6 @@ class Corpus:
     """All items of a benchmark in a fixed order; index sets point into it.
 
     Attributes:
-        items: The samples.
         provenance: Where they came from, in words.
         refusals: Answers that refuse, for the methods that train on them.
     """

@@ -37,7 +37,6 @@ class Kind:
     """One kind of question about an author.
 
     Attributes:
-        key: Its name.
         first: Form of the fact ``{v}``.
         second: Form of the detail ``{w}``.
         questions: The question and another wording of it.

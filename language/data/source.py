@@ -31,14 +31,11 @@ class TextSource:
     """A corpus as token ids (implements :class:`common.data.batch.Source`).
 
     Args:
-        corpus: Questions and answers.
         tokenizer: A fast tokenizer with an end-of-sequence token.
         template: Prompt format and style.
         max_length: Longest sequence in tokens.
-        device: Where batches are made.
 
     Attributes:
-        corpus: What was given.
         vocab_size: Entries of the tokenizer; a published model's table may be larger.
         provenance: Origin, to be written into records.
         encoder: Shared by all sources that :meth:`with_answers` makes from this one.
@@ -194,11 +191,7 @@ class TextSource:
         )
 
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
-        """The items at ``indices`` (N,), int64, CPU; text has no augmentation.
-
-        Returns:
-            See :func:`language.data.batches.collate`.
-        """
+        """The items at ``indices`` (N,), int64, CPU, collated; text has no augmentation."""
         from stable_forgetting.language.data.batches import collate
 
         pairs = [self.encode_index(index) for index in indices.tolist()]

@@ -223,11 +223,7 @@ def _texts(folder: Path, path: str, config: TdecData) -> list[str]:
 
 
 def _read(path: Path) -> list[str]:
-    """The column ``text`` of a file.
-
-    Raises:
-        DataError: It is missing, damaged, empty, or a row has no text.
-    """
+    """The column ``text`` of a file."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; download it ({WHERE}) and give --data-root")
     rows = read_rows(path)

@@ -152,7 +152,6 @@ def rollouts(ids: Tokens, hits: Tokens | np.ndarray, n: int, *, end: int) -> lis
     only where a continuation from before leads there.
 
     Args:
-        ids: The text.
         hits: (T-1,) bool: whether the argmax after i+1 tokens is the text's own.
         n: Tokens of an n-gram.
         end: Token that ends a text.

@@ -35,7 +35,6 @@ class Ends:
     """What ends a text.
 
     Attributes:
-        tokens: Token ids.
         texts: Strings, looked for in the newest tokens that can hold one of them.
         decode: Token ids -> text.
     """

@@ -56,7 +56,6 @@ class TextLM(TemplateLM):
     Args:
         model: Answers the requests; put into eval mode.
         source: Its tokenizer.
-        config: Sizes of batches.
     """
 
     def __init__(self, model: nn.Module, source: TextSource, config: RequestConfig):

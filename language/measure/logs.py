@@ -50,11 +50,6 @@ class EvaluationLog:
     answers: Mapping[str, list[tuple[str, str]]]
 
     @property
-    def model(self) -> str:
-        """``phi`` or ``llama2-7b``."""
-        return self.name.partition("_")[0]
-
-    @property
     def split(self) -> str:
         """What it was trained on: ``full``, ``retain90``, ..."""
         return self.name.split("_")[1]

@@ -51,7 +51,6 @@ class Conventions:
     """How a row becomes tokens in a style.
 
     Args:
-        source: Tokenizer.
         style: See the module docstring.
         window: Tokens that the model can see; longer prompts lose their beginning, longer texts
             their end, with a warning.

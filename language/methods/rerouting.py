@@ -136,11 +136,8 @@ class UnderAttack:
     Attributes:
         model: The trained model, of which ``layer`` is a module.
         layer: Dotted module name.
-        objective: Both terms.
         lured: What the attack lowers on the forget batch.
         epsilon: Largest norm of a position's shift.
-        steps: Of the attack.
-        lr: Of the attack.
     """
 
     model: nn.Module

@@ -22,7 +22,6 @@ class Caches:
     """What is remembered of texts while they are continued: of every model inside, in order.
 
     Attributes:
-        inner: Key-value caches.
         weights: (N,) how far each text's adapters speak, where they are gated.
     """
 
@@ -106,7 +105,6 @@ class LogitSubtraction(LogitDifference):
     """v_b - a v_r where the baseline's answer may be v, v_b elsewhere.
 
     Args:
-        baseline: As above.
         reinforced: Any causal model with the same vocabulary.
         a: How much of its logits is taken off.
         share: Answers count that are at least as likely as the likeliest, times this; and this

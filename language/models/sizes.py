@@ -55,7 +55,6 @@ def completed(family: CausalFamily, linear: Linear) -> CausalFamily:
     blocks out (as it would where some blocks have experts).
 
     Args:
-        family: Of the table.
         linear: Dotted name -> (outputs, inputs) of the linear layers.
     """
     if family.mlp or not linear:

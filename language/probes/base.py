@@ -54,7 +54,6 @@ class ProbedModel:
     Attributes:
         model: In eval mode.
         source: Its tokenizer.
-        sizes: Of batches.
         data_root: Folder of the probes' files; the working directory when None.
     """
 

@@ -192,11 +192,7 @@ class ReasoningProbe(LMEvalProbe):
         return "" if self.config.data == "hub" else ", or set data: hub, and lm-eval fetches them"
 
     def _template(self, task: str, data_root: Path | None) -> dict[str, Any]:
-        """A task's YAML for lm-eval's ``include_path``, with whole paths.
-
-        Raises:
-            DataError: Its file is missing.
-        """
+        """A task's YAML for lm-eval's ``include_path``, with whole paths."""
         template = _template(task)
         path = str(self.file(task, data_root).resolve())
         return {

@@ -40,8 +40,6 @@ class Question:
     """A context and what may follow it.
 
     Attributes:
-        context: Text.
-        options: Texts.
         answer: Place of the right one.
         gap: What stands between; in the source nothing before the choices of MathQA.
     """

@@ -134,8 +134,9 @@ def test_what_next_is_printed_as_it_can_be_typed(tmp_path, monkeypatch):
     assert samples.endswith("runs/suites/a+1/samples.html")
     assert events.endswith(".venv/bin/tensorboard --logdir runs/tensorboard/a+1/summary")
     assert all(line.startswith(".venv/bin/unlearn ") for line in commands[:-1])
-    odd = [*demo.look_lines("a+1", tmp_path / "[runs]", Path("[runs]"))][2]
-    assert odd.endswith("--logdir [runs]/tensorboard/a+1/summary")
+    odd = [*demo.look_lines("a+1", tmp_path / "[my runs]", Path("[my runs]"))]
+    assert odd[2].endswith("--logdir '[my runs]/tensorboard/a+1/summary'")
+    assert " report a+1 --store '[my runs]' " in odd[4]
     monkeypatch.setattr(demo.shutil, "which", lambda _: "/usr/bin/unlearn")
     first = [*demo.look_lines("a+1", tmp_path / "x", Path("x"))][4]
     assert first.startswith("unlearn report a+1 --store x ")

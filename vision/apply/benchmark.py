@@ -247,11 +247,7 @@ def _read(given: Any, role: str) -> Images:
 
 
 def _of_tensors(images: Sequence[Images]) -> bool:
-    """Whether all data sets are of tensors; False where all are images to be prepared.
-
-    Raises:
-        DataError: There are both.
-    """
+    """Whether all data sets are of tensors; False where all are images to be prepared."""
     tensors = [part.tensors for part in images]
     if any(tensors) and not all(tensors):
         raise DataError("some data sets hold tensors and others images; give all in one form")
@@ -259,11 +255,7 @@ def _of_tensors(images: Sequence[Images]) -> bool:
 
 
 def _given(model: Any, images: Sequence[Images]) -> GivenClassifier:
-    """A classifier in memory.
-
-    Raises:
-        CheckpointError: It does not say how an image becomes its input.
-    """
+    """A classifier in memory."""
     from stable_forgetting.vision.apply.memory import GivenClassifier, width_of
 
     if _of_tensors(images):

@@ -15,6 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stable_forgetting.common.base.config import canonical, did_you_mean, digest
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import file_digest
@@ -25,7 +27,6 @@ from stable_forgetting.vision.config import DataConfig
 from stable_forgetting.vision.data.folders import class_files
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from stable_forgetting.vision.apply.memory import GivenClassifier
@@ -189,8 +190,6 @@ def _check_labels(folder: Images, ids: Mapping[str, int], origin: str) -> None:
 
 def placed(samples: Sequence[Images]) -> dict[str, np.ndarray]:
     """Role -> (N,) int64 indices of its images, one folder or data set after the other."""
-    import numpy as np
-
     parts: dict[str, np.ndarray] = {}
     start = 0
     for part in samples:
@@ -207,7 +206,6 @@ def load_images(
     Raises:
         DataError: An image cannot be decoded; the file is named.
     """
-    import numpy as np
     import torch
 
     from stable_forgetting.vision.data.source import ImageSource, InputSpec, PreparedImages

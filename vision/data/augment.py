@@ -48,7 +48,6 @@ class TwoViews:
     padding, which is the mean pixel) and Gaussian noise, all from the loader's generator.
 
     Args:
-        source: Where images come from.
         shift: Largest shift in px of the network's input.
         noise: Standard deviation in units of the normalised image.
         plain: Give the images before their views, with the data's own augmentation alone.

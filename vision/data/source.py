@@ -48,7 +48,6 @@ class PreparedImages:
         labels: (N,) int64.
         pools: ``train``, ``validation`` and ``test``: disjoint sorted int64 indices.
         noise: (N, C, H, W) float16 in units of the normalised image, or None.
-        class_names: C names.
         provenance: Where the pixels come from and how they were encoded.
         digest: SHA-256 of pixels, labels, pools and preparation.
     """
@@ -66,9 +65,7 @@ class ImageSource:
     """Images of one data set (implements :class:`common.data.batch.Source`).
 
     Args:
-        prepared: The decoded images.
         config: Augmentation settings and the name of the data set.
-        spec: What the network takes.
         device: Where images live and batches are made.
 
     Attributes:
@@ -202,10 +199,7 @@ def load_source(
     A folder whose names, sizes or times changed is read anew.
 
     Args:
-        config: Which images and how prepared.
-        spec: What the network takes.
         data_root: Folder of local data sets; CIFAR is downloaded when it is not there.
-        device: Where images live.
 
     Raises:
         DataError: The data is missing, damaged or smaller than the draws.

@@ -34,8 +34,6 @@ class Adversarial:
         frozen: Original.
         radius: First length of the move.
         doublings: How often it may be doubled.
-        steps: Steps of a move.
-        retain_weight: Factor of the retain term.
     """
 
     run: ModelForward

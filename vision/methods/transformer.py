@@ -25,7 +25,6 @@ def patch_attention(model: nn.Module, inputs: Tensor, block: int = -1) -> Tensor
     Args:
         model: A timm vision transformer: ``blocks[i].attn`` with ``fused_attn`` and ``attn_drop``.
         inputs: (N, C, S, S).
-        block: Which block.
 
     Returns:
         (N, patches): the class token's row; without a class token (mean pooling), the mean over the

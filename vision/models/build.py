@@ -78,7 +78,6 @@ def build_model(
     """A classifier on the CPU; the same seed gives the same bits.
 
     Args:
-        config: Which model.
         num_classes: Width of the logits.
         in_chans: Channels of the images.
         generator_seed: Seed of the weights that are not loaded.

@@ -26,7 +26,6 @@ def sizes_of(
     """Sizes of a model; None for other architectures of timm.
 
     Args:
-        config: Which model.
         num_classes: Width of the logits.
         in_chans: Channels of the images.
         image_size: Input side in px that replaces the model's own.

@@ -96,7 +96,6 @@ def orthogonal_to(directions: Tensor, vector: Tensor) -> Tensor:
 
     Args:
         directions: (K, ...), which may depend on one another or be zero.
-        vector: (...).
     """
     q, r = torch.linalg.qr(wide(directions).reshape(len(directions), -1).mT)
     u, s, _ = torch.linalg.svd(r, full_matrices=False)
