@@ -17,6 +17,7 @@ from stable_forgetting.benchmarks.cli.options import (
     Threads,
     console,
     register_all,
+    split_names,
 )
 from stable_forgetting.benchmarks.cli.progress import StepBar
 from stable_forgetting.benchmarks.report.terminal import show
@@ -173,7 +174,7 @@ def _convert(order: Order, file: Path) -> None:
     if given:
         listed = ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in given)
         raise ConfigError(f"apply: --convert only makes a folder; leave {listed} out")
-    names = tuple(filter(None, map(str.strip, (order.label_names or "").split(","))))
+    names = tuple(split_names(order.label_names, "--label-names"))
     options = {key: getattr(order, key) for key in ("arch", "image_size")}
     for line in convert(file, order.out, label_names=names, **options):
         console.print(line, markup=False, soft_wrap=True)
@@ -186,9 +187,8 @@ def _apply(order: Order) -> None:
         check_push(push)
     del options["convert"], options["label_names"]
     method = str(order.method)
-    options["method"] = [ALIASES.get(name, name) for name in map(str.strip, method.split(","))]
-    attacks = (options.pop("attacks") or "").split(",")
-    options["audits"] = tuple(filter(None, map(str.strip, attacks)))
+    options["method"] = [ALIASES.get(name, name) for name in split_names(method, "--method")]
+    options["audits"] = tuple(split_names(options.pop("attacks"), "--attacks"))
     with StepBar(console, method) as progress:
         result = forget(params=options.pop("set_") or (), progress=progress, **options)
     if result.status != "ok":

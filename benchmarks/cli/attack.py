@@ -19,7 +19,14 @@ from stable_forgetting.benchmarks.audits.derive import AuditReport
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
 from stable_forgetting.benchmarks.audits.report import report_json, sections
 from stable_forgetting.benchmarks.cli.command import command
-from stable_forgetting.benchmarks.cli.options import STORE, Machine, Selection, Workers, console
+from stable_forgetting.benchmarks.cli.options import (
+    STORE,
+    Machine,
+    Selection,
+    Workers,
+    console,
+    split_names,
+)
 from stable_forgetting.benchmarks.cli.report import show_shipped
 from stable_forgetting.benchmarks.cli.session import finish, working
 from stable_forgetting.benchmarks.pipeline.schedule import run_suite
@@ -213,8 +220,8 @@ def _attack_given(given: Given, machine: Machine, chosen: Mapping[str, Audit]) -
 
 def _list(only: str | None) -> None:
     """Every attack with its tier, formula and source."""
-    for name in only.split(",") if only else AUDITS.names():
-        cls = AUDITS[name.strip()]
+    for name in split_names(only, "--attacks") or AUDITS.names():
+        cls = AUDITS[name]
         info = cls.info
         console.print(
             f"[bold]{name}[/bold]  {info.tier}  in {escape(info.unit)}, ideal: {info.ideal}"
@@ -231,7 +238,7 @@ def choose(
     audits: str | None, minutes: bool, settings: Sequence[str], budget: Budget
 ) -> dict[str, Audit]:
     """The attacks of a command line, with their configs."""
-    names = AUDITS.names() if audits is None else [name.strip() for name in audits.split(",")]
+    names = split_names(audits, "--attacks") or AUDITS.names()
     classes = {name: AUDITS[name] for name in names}
     if audits is None:
         unasked = (Sequential, Twins) if minutes else (Sequential, Twins, ModelAudit)

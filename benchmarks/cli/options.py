@@ -37,6 +37,19 @@ _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
 console = Console(width=_WIDTH, emoji=False, highlight=False)
 error_console = Console(stderr=True, emoji=False, highlight=False)
 
+
+def split_names(text: str | None, option: str) -> list[str]:
+    """The names of a comma-separated option; none where it is not given.
+
+    Raises:
+        ConfigError: It is given, and has no name.
+    """
+    names = [name for part in (text or "").split(",") if (name := part.strip())]
+    if text is not None and not names:
+        raise ConfigError(f"{option}: write names with commas, or leave it out")
+    return names
+
+
 Store = Annotated[Path, typer.Option(help="Folder for everything that is written.")]
 DataRoot = Annotated[
     Path | None, typer.Option(help="Folder with local data sets.", envvar="SF_DATA_ROOT")
@@ -86,9 +99,7 @@ class Selection:
     @property
     def rows(self) -> list[str]:
         """Labels of the rows; empty for all rows."""
-        if self.only is not None and not self.only.strip():
-            raise ConfigError("--only: write labels of rows with commas, or leave it out")
-        return [part.strip() for part in self.only.split(",")] if self.only else []
+        return split_names(self.only, "--only")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from stable_forgetting.benchmarks.cli.options import (
     check_format,
     console,
     register_all,
+    split_names,
 )
 from stable_forgetting.benchmarks.report.files import csv_text, json_text
 from stable_forgetting.benchmarks.report.terminal import show
@@ -62,7 +63,7 @@ class Wanted:
 
     def probes(self, data_root: Path | None) -> list[TextProbe]:
         """The probes with their settings."""
-        tasks = None if self.tasks is None else [t.strip() for t in self.tasks.split(",")]
+        tasks = split_names(self.tasks, "--tasks") or None
         usual = "lm_eval" if set(tasks or ()) - set(TASKS) else "reasoning"
         names = list(dict.fromkeys(self.probe or [usual]))
         settings = apply_overrides({}, self.set_ or ())

@@ -21,6 +21,7 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     error_console,
     no_records,
+    split_names,
 )
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
@@ -98,7 +99,7 @@ def report(
         if not main or suite is None or format_ not in ("md", "tex"):
             raise ConfigError("report: --main and its options take a suite, and --format tex or md")
         given = _sections(selection.suite(suite, store), suite, store)
-        chosen = main_table(given, _listed(columns), _named(names), bold=bold)
+        chosen = main_table(given, split_names(columns, "--columns"), _named(names), bold=bold)
         sys.stdout.write(WRITERS[format_](chosen))
     elif watch or board:
         if suite is None:
@@ -113,13 +114,9 @@ def report(
         _report(selection.suite(str(suite), store), str(suite), store, format_)
 
 
-def _listed(text: str | None) -> list[str]:
-    return [item.strip() for item in (text or "").split(",") if item.strip()]
-
-
 def _named(text: str | None) -> dict[str, str]:
     """Label -> name of ``gd=GD,gd_sine=Sine``."""
-    pairs = [item.partition("=") for item in _listed(text)]
+    pairs = [item.partition("=") for item in split_names(text, "--names")]
     if not all(label and name for label, _, name in pairs):
         raise ConfigError(f"--names {text}: write LABEL=NAME, several by commas")
     return {label.strip(): name.strip() for label, _, name in pairs}

@@ -24,6 +24,7 @@ from stable_forgetting.benchmarks.cli.options import (
     Store,
     Workers,
     console,
+    split_names,
 )
 from stable_forgetting.benchmarks.cli.progress import StepBar
 from stable_forgetting.benchmarks.cli.session import finish, working
@@ -241,7 +242,7 @@ def _check(way: Way) -> None:
 
 def _remove_rows(suites: Sequence[ResolvedSuite], fresh: str, store: StageStore) -> None:
     if processes.is_main():
-        labels = [label.strip() for label in fresh.split(",")]
+        labels = split_names(fresh, "--fresh")
         count = sum(remove_rows(suite, labels, store) for suite in suites)
         console.print(f"{count} stages of {', '.join(labels)} are made again")
 
@@ -255,7 +256,7 @@ def _free_weights(suites: Sequence[ResolvedSuite], store: StageStore) -> None:
 
 def _trackers(given: str | None) -> list[str]:
     """Names of trackers, each of which is there."""
-    names = [name.strip() for name in given.split(",")] if given else []
+    names = split_names(given, "--track")
     for name in names:
         check_tracker(name)
     return names
