@@ -219,10 +219,7 @@ def restore(run: TrainingRun, path: Path, notes: Notes) -> None:
             for name, parameter in run.trained.items():
                 parameter.copy_(like(file.get_tensor(f"model.{name}"), parameter))
             memory = [key for key in names if key.startswith("optimizer.")]
-            # copies: a tensor of this file would die with the file
-            _set_optimizer(
-                run, {k: like(file.get_tensor(k).clone(), _owner(run, k)) for k in memory}
-            )
+            _set_optimizer(run, {k: _copied(file.get_tensor(k), _owner(run, k)) for k in memory})
         for name, buffer in run.model.named_buffers():
             buffer.copy_(file.get_tensor(f"buffer.{name}"))
         states: dict[str, dict[str, Tensor]] = {}
@@ -255,6 +252,16 @@ def _load_parts(run: TrainingRun, folder: Path) -> dict[str, Tensor]:
             memory[name] = empty.to(dtype)
     checkpoint.load({**trained, **memory}, storage_reader=reader, process_group=processes.group())
     return memory
+
+
+def _copied(tensor: Tensor, owner: Tensor) -> Tensor:
+    """A copy of an optimizer's memory, which outlives the file, split as its parameter is.
+
+    It is laid out as the parameter is, too: an optimizer rounds otherwise where layouts differ.
+    """
+    if isinstance(owner, DTensor) or tensor.shape != owner.shape:
+        return like(tensor.clone(), owner)
+    return torch.empty_like(owner, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _owner(run: TrainingRun, key: str) -> Tensor:

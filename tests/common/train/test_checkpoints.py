@@ -81,6 +81,24 @@ def test_a_killed_run_resumes_bit_for_bit(tiny, source, run, tmp_path, kind, loa
     assert again.last == result.last and again.peak == result.peak and again.steps == 10
 
 
+def test_a_resumed_run_rounds_alike_in_any_layout_of_weights(tiny, run, tmp_path):
+    config, path = small(steps=12, checkpoint_every=2), tmp_path / "c.safetensors"
+
+    def net():
+        model = tiny.net()
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.data = layer.weight.data.t().contiguous().t()  # as channels_last
+        return model
+
+    whole, killed, resumed = net(), net(), net()
+    run(whole, config)
+    with pytest.raises(Killed):
+        run(killed, config, checkpoint=path, progress=kill_at(5))
+    run(resumed, config, checkpoint=path)
+    assert tiny.same(whole, resumed)
+
+
 def test_stateful_hooks_travel_with_the_checkpoint(tiny, run, tmp_path):
     class Counter:
         value = 0
