@@ -155,9 +155,7 @@ def attack(
     ] = None,
     workers: Workers = 0,
     list_: Annotated[bool, typer.Option("--list", help="Formulas, sources and costs.")] = False,
-    attacks: Annotated[
-        str | None, typer.Option(help="Only these attacks, comma-separated.")
-    ] = None,
+    attacks: Annotated[str | None, typer.Option(help="Only these, comma-separated.")] = None,
     minutes: Annotated[
         bool, typer.Option("--minutes", help="Also attacks that run or train the stored models.")
     ] = False,
@@ -209,9 +207,8 @@ def attack(
 def _attack_given(given: Given, machine: Machine, chosen: Mapping[str, Audit]) -> None:
     """Attacks the user's model and prints the tables."""
     attacks = {name: each for name, each in chosen.items() if isinstance(each, ModelAudit)}
-    others = ", ".join(name for name in chosen if name not in attacks)
     if not attacks:
-        raise ConfigError(f"--attacks {others}: compare the models of a suite; give a suite")
+        raise ConfigError(f"--attacks {', '.join(chosen)}: compare models of a suite; give one")
     tables = attack_given(
         *given.suspects(), attacks, device=machine.device, threads=machine.threads
     )
@@ -238,8 +235,7 @@ def choose(
     audits: str | None, minutes: bool, settings: Sequence[str], budget: Budget
 ) -> dict[str, Audit]:
     """The attacks of a command line, with their configs."""
-    names = split_names(audits, "--attacks") or AUDITS.names()
-    classes = {name: AUDITS[name] for name in names}
+    classes = {name: AUDITS[name] for name in split_names(audits, "--attacks") or AUDITS.names()}
     if audits is None:
         unasked = (Sequential, Twins) if minutes else (Sequential, Twins, ModelAudit)
         classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}

@@ -214,7 +214,9 @@ def run(
         _run_stage(suite, way.stage, selection, machine)
     else:
         suites, runtime = selection.suites(suite, machine.store), machine.runtime()
-        trackers = _trackers(way.track)
+        trackers = split_names(way.track, "--track")
+        for name in trackers:
+            check_tracker(name)
         if way.fresh:
             _remove_rows(suites, way.fresh, StageStore(runtime.store))
         failed: dict[str, str] = {}
@@ -252,14 +254,6 @@ def _free_weights(suites: Sequence[ResolvedSuite], store: StageStore) -> None:
         weights = freeable(suite, store)
         console.print(f"{suite.name}: deleting {told(weights)}")
         free(weights, store)
-
-
-def _trackers(given: str | None) -> list[str]:
-    """Names of trackers, each of which is there."""
-    names = split_names(given, "--track")
-    for name in names:
-        check_tracker(name)
-    return names
 
 
 def _send(board: Leaderboard, runtime: Runtime, trackers: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ from stable_forgetting.common.train.config import FitConfig
 HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate")
 """Packages that take seconds to import; planning and listing must do without."""
 
-KINDS = tuple(field.name for field in dataclasses.fields(Versions))
+KINDS = ("split", "train", "score", "measure")
 _SAMPLES = 24
 _IDENTITY_SCRIPT = """
 import importlib.util, json, sys
