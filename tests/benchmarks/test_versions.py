@@ -85,6 +85,7 @@ def test_a_changed_scoring_scores_and_measures_and_trains_nothing(finished, monk
     [
         ("split", {"split", "retrain", "unlearn", "score", "measure"}),
         ("train", {"original", "retrain", "unlearn", "score", "measure"}),
+        ("unlearn", {"unlearn", "score", "measure"}),
     ],
 )
 def test_a_version_moves_what_is_built_on_it(finished, monkeypatch, kind, missing):
