@@ -68,8 +68,8 @@ class GapRule:
         kept: Metrics of which more than Retrain's is no fault: only what is lost counts.
         drops_noise: Whether a column in which two Retrains lie farther apart than the methods of a
             table from Retrain weighs nothing in that table; for rules without axes.
-        doubted: Of ``metrics`` those whose metric card says that they may not rank, where the order
-            is another's definition and keeps them.  A report says how the rows stand without them.
+        doubted: Of ``metrics`` those whose metric card says that they may not rank, and which the
+            order keeps all the same.  A report says how the rows stand without them.
     """
 
     needs: ClassVar[frozenset[Role]] = frozenset({"retrain"})
