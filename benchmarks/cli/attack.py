@@ -127,12 +127,6 @@ class Budget:
         int | None, typer.Option(help="Optimizer steps that the attacker takes at most.", min=1)
     ] = None
 
-    def settings(self, name: str) -> dict[str, int]:
-        """Those of an attack that takes them."""
-        cls = AUDITS[name]
-        known = cls.budget if issubclass(cls, ModelAudit) else {}
-        return {known[key]: value for key, value in vars(self).items() if value and key in known}
-
 
 @command(
     "unlearn attack --list",
@@ -239,17 +233,22 @@ def choose(
     if audits is None:
         unasked = (Sequential, Twins) if minutes else (Sequential, Twins, ModelAudit)
         classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}
-    if any(vars(budget).values()) and not any(map(budget.settings, classes)):
-        raise ConfigError("--samples, --steps: no attack here has any; add --minutes, or omit them")
+    strength = {option: value for option, value in vars(budget).items() if value}
+    for option in strength:
+        takers = [name for name in AUDITS.names() if option in AUDITS[name].budget]
+        if not classes.keys() & takers:
+            names = ",".join(takers)
+            raise ConfigError(f"--{option}: no chosen attack takes it; add --attacks {names}")
     given: dict[str, Any] = apply_overrides({}, settings, "--with")
     for name, values in given.items():
         AUDITS.entry(name)
         if name not in classes or not isinstance(values, Mapping):
             raise ConfigError(f"--with {name}: write {name}.key=value, and choose the attack")
-    return {
-        name: make_audit(name, {**budget.settings(name), **given.get(name, {})}, f"--with {name}")
-        for name in classes
-    }
+    chosen = {}
+    for name, cls in classes.items():
+        taken = {cls.budget[option]: strength[option] for option in cls.budget.keys() & strength}
+        chosen[name] = make_audit(name, {**taken, **given.get(name, {})}, f"--with {name}")
+    return chosen
 
 
 def _check(suite: ResolvedSuite, shadows: Shadows | None, audits: Mapping[str, Audit]) -> None:

@@ -116,6 +116,8 @@ def show(
     if name != "bounded":
         mend = f"only the layer has one: show bounded --plan {layer.plan}"
         _refuse(name, {"--plan": layer.plan}, mend)
+    if all(rows.values()):
+        raise ConfigError("show --resolved --published: give one of them")
     if name in (*suite_names(), *sweeps()) or name.endswith((".yaml", ".yml")):
         (show_resolved if resolved else show_published if published else show_suite)(name)
     else:

@@ -246,9 +246,11 @@ class Audit(ABC):
 
     Attributes:
         parts: What the parts of the audited benchmark are for.
+        budget: ``samples`` and ``steps`` of an attacker -> the setting that each is.
     """
 
     info: ClassVar[AuditInfo]
+    budget: ClassVar[Mapping[str, str]] = {}
     parts: Mapping[str, Part] = PARTS
     Config: ClassVar[type[Strict]] = Strict
 
@@ -309,12 +311,10 @@ class ModelAudit(Audit):
     Attributes:
         leaks: Last word of the measures that say how much of the forgotten is known, in percent;
             empty where none does.
-        budget: ``samples`` and ``steps`` of an attacker -> the setting that each is.
         referenced: Whether the attacker also has a Retrain that is not the attacked one.
     """
 
     leaks: ClassVar[str] = "forget"
-    budget: ClassVar[Mapping[str, str]] = {}
     referenced: ClassVar[bool] = False
 
     @abstractmethod
