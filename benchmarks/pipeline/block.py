@@ -200,7 +200,10 @@ def _alone(
         return {}
 
     task.telemetry = Telemetry(tracker=sink, evaluate_during=evaluate)
-    timed = config.model_copy(update={"evaluate_every": math.gcd(*spec.steps)})
+    often = {"evaluate_every": math.gcd(*spec.steps)}
+    if "evaluate_epochs" in cls.Config.model_fields:
+        often["evaluate_epochs"] = None
+    timed = config.model_copy(update=often)
     with training(task) as outcome:
         outcome.model = cls(timed).unlearn(task)
     model = outcome.model

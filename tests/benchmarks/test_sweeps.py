@@ -319,7 +319,7 @@ def tiny_sweep(tiny_suite, tmp_path_factory):
             "methods": {
                 "gd_ball": None,
                 "gd_lora": None,
-                "ft": {"method": "finetune"},
+                "ft": {"method": "finetune", "params": {"evaluate_epochs": 1}},  # not heeded
                 "salun": None,
                 "npo": {"method": "npo_gdr_lora", "params": {"beta": 1}},
             },
