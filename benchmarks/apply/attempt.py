@@ -67,8 +67,10 @@ def attempt(
 ) -> Attempt:
     """Runs a method on a copy of the given model; without a ``checkpoint`` none is written."""
     seed, access = benchmark.config.seed, METHODS[method].info.access
+    model = benchmark.blank()
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     task = UnlearnTask(
-        model=benchmark.blank(),
+        model=model,
         data=DataAccess(benchmark.source, benchmark.split(seed), access, method),
         family=benchmark,
         recipe=benchmark.recipe,
@@ -88,6 +90,8 @@ def attempt(
         result.adapter = adapter_state(outcome.model)
         result.adapters = adapter_statistics(outcome.model)
     merged = detach(outcome.model)
+    for name, parameter in merged.named_parameters():  # a method may have frozen some
+        parameter.requires_grad_(name in trained)
     try:
         squares = _settle(merged, benchmark)
         if result.adapter is not None:

@@ -98,6 +98,8 @@ def _write(
 
 def _why_not(state: AdapterState) -> str:
     layers, starts = state.meta["layers"], set(state.meta["starts"])
+    if "configs" in state.meta:
+        return "its layers have several configs"
     if starts and starts != set(layers):
         return "some of its layers have a start and some have none"
     keys = (*FACTORS, *START)

@@ -31,6 +31,8 @@ ADAPTER_WEIGHTS = "adapter.safetensors"
 ADAPTER_CONFIG = "adapter.json"
 FACTORS = ("A", "Bt")
 START = ("A0", "Bt0")
+WHERE = {"placement", "targets", "train_head", "trained"}
+"""Fields of a config that say which layers it is for, not how they are computed."""
 
 
 # Saving and loading ------------------------------------------------------------------------------
@@ -83,7 +85,12 @@ def adapter_state(model: nn.Module) -> AdapterState:
         "layers": {name: _fingerprint(layer) for name, layer in layers.items()},
         "starts": [name for name, layer in layers.items() if layer.start is not None],
     }
-    return AdapterState(copies, meta)
+    others = {
+        name: layer.config.model_dump(mode="json")
+        for name, layer in layers.items()
+        if layer.config.model_dump(exclude=WHERE) != first.config.model_dump(exclude=WHERE)
+    }
+    return AdapterState(copies, {**meta, "configs": others} if others else meta)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -108,7 +115,7 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
     Raises:
         CheckpointError: Files are missing or damaged, or the model is another one.
     """
-    config, expected, starts, tensors = _read_adapter(folder)
+    configs, expected, starts, tensors = _read_adapter(folder)
     modules = dict(model.named_modules())
     for name, fingerprint in expected.items():
         layer = modules.get(name)
@@ -121,7 +128,7 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
                 f"{folder}: layer '{name}' is not the one that this adapter was trained on "
                 f"(shape and norm {actual} instead of {fingerprint}); use the same base model"
             )
-    factors = _factor_shapes(config.rank, expected, starts)
+    factors = _factor_shapes(configs, expected, starts)
     others = {key: value for key, value in tensors.items() if key not in factors}
     shapes = {name: value.shape for name, value in _tensors(model).items()} | factors
     for key in [*factors, *others]:
@@ -129,9 +136,10 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
             raise CheckpointError(
                 f"{folder}: tensor '{key}' is missing or does not fit; wrong model or damaged file"
             )
-    trainable = [glob.escape(key) for key in others]
-    targets = [glob.escape(name) for name in expected]
-    names = attach(model, targets, config, torch.Generator(), trainable=trainable)
+    trainable = [glob.escape(key) for key in tensors]
+    for config in dict.fromkeys(configs.values()):
+        targets = [glob.escape(name) for name in expected if configs[name] == config]
+        attach(model, targets, config, torch.Generator(), trainable=trainable)
     for name in starts:
         layer = model.get_submodule(name)
         assert isinstance(layer, BoundedLinear)
@@ -140,18 +148,23 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
     with torch.no_grad():  # load_state_dict would ask packed layers for keys that are not here
         for key, value in tensors.items():
             state[key].copy_(value)
-    return names
+    return [*expected]
 
 
 def _read_adapter(
     folder: Path,
-) -> tuple[AdapterConfig, dict[str, list[float]], list[str], dict[str, Tensor]]:
-    """(config, layer -> fingerprint, layers with a start, tensors) of a saved adapter."""
+) -> tuple[dict[str, AdapterConfig], dict[str, list[float]], list[str], dict[str, Tensor]]:
+    """(layer -> config, layer -> fingerprint, layers with a start, tensors) of a saved adapter."""
     try:
         meta = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / ADAPTER_WEIGHTS)
         config = validate(AdapterConfig, meta["config"], ADAPTER_CONFIG)
         layers = {name: [float(value) for value in row] for name, row in meta["layers"].items()}
+        others = {
+            name: validate(AdapterConfig, fields, ADAPTER_CONFIG)
+            for name, fields in meta.get("configs", {}).items()
+        }
+        configs = {name: others.get(name, config) for name in layers}
         if not layers or any(len(row) not in (2, 3) for row in layers.values()):
             raise ValueError("no layers")
         starts = list(meta.get("starts", layers if PHIS[config.phi].start == "random" else []))
@@ -165,15 +178,18 @@ def _read_adapter(
         ) from None
     except (OSError, SafetensorError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{folder}: damaged adapter ({type(error).__name__})") from None
-    return config, layers, starts, tensors
+    return configs, layers, starts, tensors
 
 
 def _factor_shapes(
-    rank: int, layers: Mapping[str, Sequence[float]], starts: Sequence[str]
+    configs: Mapping[str, AdapterConfig],
+    layers: Mapping[str, Sequence[float]],
+    starts: Sequence[str],
 ) -> dict[str, Size]:
     """Shape of every tensor that the adapted layers themselves need."""
     shapes: dict[str, Size] = {}
     for name, (rows, columns, *_) in layers.items():
+        rank = configs[name].rank
         pair = Size([int(rows), rank]), Size([rank, int(columns)])
         for keys in (FACTORS, START) if name in starts else (FACTORS,):
             shapes |= {f"{name}.{key}": shape for key, shape in zip(keys, pair, strict=True)}

@@ -151,7 +151,9 @@ class Langevin(UnlearningMethod):
 
 
 def length(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """||theta|| over all of them, without a gradient."""
+    """||theta|| over all of them, in float32 or wider, without a gradient."""
     import torch
 
-    return torch.stack([p.detach().square().sum() for p in parameters]).sum().sqrt()
+    from stable_forgetting.common.objectives.positions import wide
+
+    return torch.stack([wide(p.detach()).square().sum() for p in parameters]).sum().sqrt()

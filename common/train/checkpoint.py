@@ -146,7 +146,8 @@ def _identity(run: TrainingRun) -> str:
 def _remove_parts(path: Path, kept: Collection[str] = ()) -> None:
     """Removes the folders of a checkpoint's parts, except some."""
     for folder in path.parent.glob(f"{path.stem}.*"):
-        if folder.is_dir() and folder.name not in kept:
+        own = folder.name.removeprefix(f"{path.stem}.").isdigit()
+        if own and folder.is_dir() and folder.name not in kept:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -222,12 +223,13 @@ def restore(run: TrainingRun, path: Path, notes: Notes) -> None:
             _set_optimizer(run, {k: _copied(file.get_tensor(k), _owner(run, k)) for k in memory})
         for name, buffer in run.model.named_buffers():
             buffer.copy_(file.get_tensor(f"buffer.{name}"))
-        states: dict[str, dict[str, Tensor]] = {}
+        states: dict[str, dict[str, Tensor]] = {name: {} for name in run.stateful}
         for key in (key for key in names if key.startswith("state.")):
-            name, _, leaf = key.removeprefix("state.").rpartition(".")
-            states.setdefault(name, {})[leaf] = file.get_tensor(key).clone()
+            # names and keys may have dots, as those of parameters do
+            name = max((name for name in states if key.startswith(f"state.{name}.")), key=len)
+            states[name][key.removeprefix(f"state.{name}.")] = file.get_tensor(key).clone()
         for name, item in run.stateful.items():
-            item.load_state(states.get(name, {}))
+            item.load_state(states[name])
         torch.set_rng_state(file.get_tensor("rng").clone())
         if "rng_cuda" in names:
             torch.cuda.set_rng_state(file.get_tensor("rng_cuda").clone(), run.device)
@@ -284,8 +286,9 @@ def _set_optimizer(run: TrainingRun, tensors: Mapping[str, Tensor]) -> None:
 def _forget_later(path: Path) -> None:
     """Removes the checkpoints of a stage's later trainings: the log is about to lose their rows."""
     base, _, number = path.stem.partition("-")
-    if number and not number.isdigit():
-        return
+    first = path.with_name(f"{base}{path.suffix}")
+    if number and not (number.isdigit() and first.is_file()):
+        return  # the number is part of a name that somebody gave
     for other in path.parent.glob(f"{base}-*{path.suffix}"):
         later = other.stem.removeprefix(f"{base}-")
         if later.isdigit() and int(later) > int(number or 0):

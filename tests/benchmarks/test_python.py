@@ -113,6 +113,14 @@ def test_a_result_shows_itself_and_is_saved_like_the_commands(pictures, tmp_path
         result.save(made)
 
 
+def test_what_a_method_froze_can_be_trained_by_the_next_one():
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+    data = TensorDataset(torch.randn(20, 3, 2, 2), torch.arange(20) % 3)
+    parts = Subset(data, range(5)), Subset(data, range(5, 20))
+    result = forget(net, *parts, "pgu", params={"steps": 1}, anyway=True)
+    assert all(parameter.requires_grad for parameter in result.model.parameters())
+
+
 def test_a_module_of_ones_own_needs_tensors(pictures, tmp_path):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
     data = TensorDataset(torch.randn(20, 3, 2, 2), torch.arange(20) % 3)

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
+from stable_forgetting.common.bounded.as_peft import write_peft
 from stable_forgetting.common.bounded.attach import (
     BoundedLinear,
     adapted_layers,
@@ -33,6 +34,7 @@ from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    adapter_state,
     load_adapter,
     save_adapter,
 )
@@ -456,6 +458,19 @@ def test_round_trip(tiny, tmp_path, name):
     trainable = [{n for n, p in m.named_parameters() if p.requires_grad} for m in (model, other)]
     assert trainable[0] == trainable[1]
     assert torch.equal(model(inputs()), other(inputs()))
+
+
+def test_layers_keep_their_own_configs_in_a_file(tiny, tmp_path):
+    model, other = tiny.net(), tiny.net()
+    for place, name in enumerate(["relu", "sine"]):
+        config = CONFIGS[name].model_copy(update={"rank": 2 + place, "alpha": 3.0})
+        attach(model, [f"blocks.{place}.mlp.fc*"], config, stream(), trainable=("head.*",))
+    randomise(model)
+    save_adapter(model, tmp_path)
+    assert load_adapter(other, tmp_path) == [name for name, _ in adapted_layers(model)]
+    assert tiny.same(model, other) and torch.equal(model(inputs()), other(inputs()))
+    assert all(layer.A.requires_grad for _, layer in adapted_layers(other))
+    assert "several configs" in write_peft(adapter_state(model), tmp_path, base="x")["peft"]
 
 
 def test_running_statistics_travel_with_the_adapter(tiny, tmp_path):

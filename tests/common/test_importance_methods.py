@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 from stable_forgetting import benchmarks  # noqa: F401 - registers every method
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.batch import IGNORE, Batch
-from stable_forgetting.common.methods import tools
+from stable_forgetting.common.methods import noisy, tools
 from stable_forgetting.common.methods.base import resolve_config
 
 EVERY = 64
@@ -219,6 +219,11 @@ def test_langevins_noise_has_the_published_size_and_the_ball_holds(problem, run)
     factor = 0.5 * length(problem[2]) / length(found)
     for one, two in zip(held.parameters(), found.parameters(), strict=True):
         torch.testing.assert_close(one, factor * two)
+
+
+def test_the_length_of_weights_in_bfloat16_is_not_rounded_to_it():
+    weight = torch.linspace(0, 1, 999).bfloat16()
+    assert float(noisy.length([weight])) == pytest.approx(float(weight.double().norm()), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["wagle", "prune_first", "undo", "langevin"])

@@ -107,10 +107,11 @@ def test_stateful_hooks_travel_with_the_checkpoint(tiny, run, tmp_path):
             self.value += 1
 
         def state(self):
-            return {"value": torch.tensor(self.value)}
+            return {"value": torch.tensor(self.value), "head.weight": torch.tensor(-self.value)}
 
         def load_state(self, state):
             self.value = int(state["value"])
+            assert state.keys() == self.state().keys() and state["head.weight"] == -self.value
 
     class Empty:
         def state(self):
@@ -128,6 +129,8 @@ def test_stateful_hooks_travel_with_the_checkpoint(tiny, run, tmp_path):
     options["stateful"] = {"counter": counter, "empty": Empty()}
     run(tiny.net(), config, after_step=[counter], **options)
     assert counter.value == 6
+    with pytest.raises(AssertionError, match="a loader's name"):  # one would not be kept
+        run(tiny.net(), config, stateful={"retain": counter})
 
 
 def test_seconds_count_every_sitting(tiny, run, tmp_path):
@@ -263,6 +266,15 @@ def test_a_training_that_starts_again_takes_the_later_ones_along(tiny, run, tmp_
     paths[1].write_bytes(b"damaged")
     run(tiny.net(), small(checkpoint_every=2), checkpoint=paths[1])
     assert [path.is_file() for path in paths] == [True, True, False]
+
+
+def test_what_others_keep_beside_a_checkpoint_stays(tiny, run, tmp_path):
+    """A run with a number in its name is no later training of another one."""
+    notes, paths = tmp_path / "seed-1.notes", [tmp_path / f"seed-{n}.safetensors" for n in (2, 1)]
+    notes.mkdir()
+    for path in paths:
+        run(tiny.net(), small(checkpoint_every=2), checkpoint=path)
+    assert all(path.is_file() for path in paths) and notes.is_dir()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
