@@ -7,6 +7,7 @@ beyond the rest of the file, ``parts`` what several of them share.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any
@@ -117,20 +118,14 @@ def suite_version(name: str) -> int:
     return int(read_suite(name)[1].get("version", 1))
 
 
+@dataclass(frozen=True)
 class _File:
     """A file of suites: ``extends`` takes its parts, built-in suites, and files beside it."""
 
-    def __init__(
-        self,
-        path: Path,
-        parts: Mapping[str, Any] | None = None,
-        children: Sequence[Any] = (),
-        known: dict[Path, dict[str, Any]] | None = None,
-    ) -> None:
-        self.path = path
-        self.parts = parts or {}
-        self.children = children
-        self.known = {} if known is None else known  # a file that many extend is read once
+    path: Path
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    children: tuple[Path, ...] = ()
+    known: dict[Path, dict[str, Any]] = field(default_factory=dict)  # each file is read once
 
     def whole(self) -> dict[str, Any]:
         """What the file says."""

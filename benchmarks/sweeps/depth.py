@@ -137,7 +137,12 @@ def depth_table(board: Sweep) -> Table:
     """Along the size of each bound: the accepted share, and the steps of every audit."""
     shown = panels(board)
     rows = [
-        [name, place_text(place), label, *(_cell(panel, label) for panel in shown)]
+        [
+            name,
+            place if isinstance(place, str) else f"{place:g}",
+            label,
+            *(_cell(panel, label) for panel in shown),
+        ]
         for name, points in lines_of(board.suite).items()
         for place, label in points
     ]
@@ -151,11 +156,6 @@ def _cell(panel: Panel, label: str) -> str:
     if not values:
         return MISSING
     return f"{'≥ ' if label in panel.cut else ''}{number(math.fsum(values) / len(values), 1)}"
-
-
-def place_text(place: Place) -> str:
-    """``0.3``, ``absolute`` or ``none``."""
-    return f"{place:g}" if isinstance(place, float) else place
 
 
 def depth_picture(board: Sweep) -> Picture | None:
