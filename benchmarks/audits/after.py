@@ -150,7 +150,7 @@ def summary_cell(row: Shown) -> str:
     return f"{row.after.mean:.1f} {row.attack}"
 
 
-def sections(name: str, rows: Sequence[Shown], depth: int = 2) -> list[Section]:
+def sections(name: str, rows: Sequence[Shown]) -> list[Section]:
     """The table and the picture; nothing where no attack was measured."""
     if not rows:
         return []
@@ -200,7 +200,7 @@ def sections(name: str, rows: Sequence[Shown], depth: int = 2) -> list[Section]:
     marks: Mapping[str, Mark] = {row.label: "reference" for row in rows if row.reference}
     shown = picture(name, rows)
     return [
-        Section("Who forgets, who hides", (text,), table(heads, lines, marks=marks), depth=depth),
+        Section("Who forgets, who hides", (text,), table(heads, lines, marks=marks), depth=3),
         Section(content=shown, level="full"),
     ]
 

@@ -20,12 +20,12 @@ from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.store.stages import StageStore
 
 
-def sections(tables: Sequence[AuditTable], depth: int = 3) -> list[Section]:
+def sections(tables: Sequence[AuditTable]) -> list[Section]:
     """A section per audit: its table, and how to read it."""
-    return [_section(audited, depth) for audited in tables]
+    return [_section(audited) for audited in tables]
 
 
-def _section(audited: AuditTable, depth: int) -> Section:
+def _section(audited: AuditTable) -> Section:
     columns = audited.columns
     measures = {
         label: {column: audited.summary(label, column) for column in columns}
@@ -42,7 +42,7 @@ def _section(audited: AuditTable, depth: int) -> Section:
     heads = [Column(column, doc=column_doc(audited.name, column)) for column in columns]
     content = table(["row", *heads], rows) if columns else None
     title = f"{audited.name}: {AUDITS.entry(audited.name).summary}"
-    return Section(title, content=content, lines=tuple(lines), depth=depth)
+    return Section(title, content=content, lines=tuple(lines), depth=3)
 
 
 def _extent(audited: AuditTable, measures: Mapping[str, Mapping[str, Measure | None]]) -> str:

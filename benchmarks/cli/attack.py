@@ -185,7 +185,7 @@ def attack(
     _check(resolved, shadows, chosen)
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
-    if not list(planner.finals()):
+    if not planner.finals():
         show_shipped(resolved.name, store, suite, under="Attacks")
         return
     missing, probes = _missing(planner, chosen, shadows), planner.probe_plan(chosen)
@@ -343,7 +343,7 @@ def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows
     report, name = AuditReport(planner.suite, planner.store, audits, plan), planner.suite.name
     tables = report.tables()
     shown = after_attack(report, tables)
-    show(console, [*sections(tables), *after_sections(name, shown, depth=3)])
+    show(console, [*sections(tables), *after_sections(name, shown)])
     path = planner.store.root / "suites" / name / "audits.json"
     write_json(path, report_json(name, tables, shown))
     console.print(f"written to {path}", markup=False, soft_wrap=True)
