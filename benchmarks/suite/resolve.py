@@ -13,7 +13,6 @@ from stable_forgetting.benchmarks.suite.attacks import NO_RETRAIN, check_tuning,
 from stable_forgetting.benchmarks.suite.defaults import (
     BudgetWord,
     budget_of,
-    check_defaults,
     check_settings,
     row_params,
 )
@@ -52,11 +51,6 @@ class ResolvedRow:
     draws: tuple[Draw, ...] = ()
     budget: BudgetWord = ""
     grid: GridRow | None = None
-
-    @property
-    def trials(self) -> tuple[Strict, ...]:
-        """Full configs of the trials that are known before any is run."""
-        return tuple(draw.config for draw in self.draws)
 
 
 @dataclass(frozen=True)
@@ -149,7 +143,8 @@ def load_suite(
     spec = with_columns(spec, protocol, probes, str(path))
     _check_labels(spec, str(path))
     accepts = _accepts(spec, str(path))
-    check_defaults(spec, str(path))
+    defaults = [*spec.defaults, *(key for of in spec.defaults_of.values() for key in of)]
+    check_settings(spec, defaults, f"{path}: defaults")
     if only:
         spec = _only(spec, only, str(path))
     rows = tuple(

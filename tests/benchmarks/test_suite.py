@@ -71,11 +71,11 @@ def test_built_in_suite_is_sound(name, built_in):
     published = getattr(suite.protocol.model, "original", None) is not None
     gates = {"tdec": 0, "muse": 50, "wmdp": 0, "rwku": 0} if published else {}
     assert suite.protocol.minimum_train_accuracy >= gates.get(suite.spec.benchmark, 90)
-    tuned = [row for row in suite.rows if row.trials]
-    assert len({len(row.trials) for row in tuned}) <= 1, "every method gets the same trials"
+    tuned = [row for row in suite.rows if row.draws]
+    assert len({len(row.draws) for row in tuned}) <= 1, "every method gets the same trials"
     for row in tuned:
         assert row.method not in REFERENCES
-        assert len({digest(canonical(trial)) for trial in row.trials}) == len(row.trials)
+        assert len({digest(canonical(draw.config)) for draw in row.draws}) == len(row.draws)
 
 
 @pytest.mark.parametrize(
@@ -314,13 +314,13 @@ def test_grids_resolve_to_trials(tiny_suite):
         "gd_sine": {"adapter.rank": [2, 3], "lr": [0.5, 0.6]},
     }
     suite = load_suite(str(tiny_suite(methods=rows, tune={"trials": 4, "grids": grids})))
-    assert [trial.lr for trial in suite.row("gd").trials] == [0.1, 0.2, 0.3, 0.4]
-    sine = suite.row("gd_sine").trials
+    assert [draw.config.lr for draw in suite.row("gd").draws] == [0.1, 0.2, 0.3, 0.4]
+    sine = [draw.config for draw in suite.row("gd_sine").draws]
     assert [(t.adapter.rank, t.lr, t.forget_weight, t.adapter.phi) for t in sine] == [
         (rank, lr, 0.7, "sine") for rank in (2, 3) for lr in (0.5, 0.6)
     ]
     for label in ("original", "target", "fixed"):
-        assert suite.row(label).trials == ()
+        assert suite.row(label).draws == ()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "a,b", "a\nb", "x" * 99])
