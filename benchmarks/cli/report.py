@@ -170,7 +170,6 @@ def show_shipped(name: str, store: Path, called: str, *, under: str = "") -> Non
     """Prints the head of a shipped report, or what is under one of its headings.
 
     Args:
-        store: Which has no records of it.
         called: The suite, as a command line names it.
         under: Heading; the report's own when empty.
 

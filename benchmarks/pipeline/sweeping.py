@@ -68,11 +68,7 @@ class GridBlock(StageKind[GridSpec]):
 
 
 class GridReader:
-    """Reads a grid's blocks and its Retrains from a store.
-
-    Args:
-        results: Of its plan, or of a stored one.
-    """
+    """Reads a grid's blocks and its Retrains; ``results`` are of its plan, or of a stored one."""
 
     def __init__(self, suite: ResolvedSuite, store: StageStore, results: Sequence[Result[Any]]):
         assert suite.accepts is not None
@@ -106,12 +102,7 @@ class GridReader:
         return cells
 
     def edge(self, blocks: Sequence[Block[Any]], side: str) -> Edge:
-        """The outermost column of a row's blocks, as far as its cells are there.
-
-        Args:
-            blocks: All of one row.
-            side: ``low`` or ``high``.
-        """
+        """The outermost column of one row's blocks, ``low`` or ``high``, as far as it is known."""
         rates = [lr for block in blocks for lr in block.lrs]
         lr = max(rates) if side == "high" else min(rates)
         accepted = 0

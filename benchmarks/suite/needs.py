@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from stable_forgetting.vision.config import PACKAGE
@@ -57,12 +56,3 @@ def source_of(data: Mapping[str, Any]) -> str:
     if own_texts and data.get(own_texts) in (None, "invented"):
         return "invented"
     return name
-
-
-def data_sets(root: Path) -> list[str]:
-    """The data sets of which a folder of local data holds something."""
-    return [
-        name
-        for name, patterns in LAYOUTS.items()
-        if any(any(root.glob(pattern)) for pattern in patterns)
-    ]

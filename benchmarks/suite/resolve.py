@@ -58,10 +58,8 @@ class ResolvedSuite:
     """A validated suite: typed protocol, typed rows.
 
     Attributes:
-        spec: As it was written.
         protocol: Of the last fold, where there are folds.
         after: The suite, or the fold, of the request before.
-        audits: Of the report.
         fold: Its name among the folds; empty without any.
         folds: The folds before the last, each a suite.
         rehearsal: How much of it is done, where it is only rehearsed.
