@@ -9,7 +9,8 @@ from stable_forgetting.vision.config import PACKAGE
 
 INSIDE = {"digits", "fictitious", "notes", "invented"}
 """Data that come with the packages or are made up on the spot."""
-SMALL = ("scratch", "tiny")
+OWN = ("scratch", "tiny")
+"""Models that are made here: no hub is needed."""
 WIDE = 256
 """Width of a model from scratch from which on two cores are too few."""
 LAYOUTS: Mapping[str, tuple[str, ...]] = {
@@ -31,7 +32,7 @@ def needs(data: Mapping[str, Any]) -> list[str]:
     probes = [(entry or {}).get("probe", name) for name, entry in data.get("probes", {}).items()]
     sources += ["reasoning"] if "reasoning" in probes else []
     asked = [source for source in dict.fromkeys(sources) if source not in INSIDE]
-    if model.get("name") in SMALL:
+    if model.get("name") in OWN:
         return [*asked, *(["a GPU"] if model.get("dim", 0) >= WIDE else [])]
     checkpoint = str(model.get("checkpoint", ""))
     if checkpoint.startswith(PACKAGE):  # small models, whose suites are sized for a CPU

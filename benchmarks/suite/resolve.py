@@ -153,8 +153,10 @@ def load_suite(
     check_tuning(spec, f"{path}: tune.after_attack")
     _check_selection(spec, protocol, f"{path}: tune.select")
     resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes, accepts=accepts)
-    if overrides or seeds or only:
-        resolved = _renamed(resolved, overrides, seeds, only)
+    if overrides or seeds or only:  # it reports under a name of its own, as digits-class+3f2a1b
+        own = {"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)}
+        name = f"{spec.suite}+{digest(own)[:6]}"
+        resolved = replace(resolved, spec=spec.model_copy(update={"suite": name}))
     return _folded(resolved, str(path)) if spec.folds else resolved
 
 
@@ -191,15 +193,6 @@ def _folded(suite: ResolvedSuite, origin: str) -> ResolvedSuite:
             fold = replace(fold, after=folds[-1])
         folds.append(fold)
     return replace(folds[-1], folds=tuple(folds[:-1]), unfolded=suite.spec)
-
-
-def _renamed(
-    suite: ResolvedSuite, overrides: Sequence[str], seeds: Sequence[int] | None, only: Sequence[str]
-) -> ResolvedSuite:
-    """A varied suite reports under a name of its own, such as ``digits-class+3f2a1b``."""
-    variant = digest({"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)})[:6]
-    spec = suite.spec.model_copy(update={"suite": f"{suite.spec.suite}+{variant}"})
-    return replace(suite, spec=spec)
 
 
 def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite | None:
