@@ -145,11 +145,6 @@ def floor_of(rows: Sequence[Shown]) -> float | None:
     return next((row.after.mean for row in rows if row.label == FLOOR), None)
 
 
-def summary_cell(row: Shown) -> str:
-    """``12.3 relearn_few``."""
-    return f"{row.after.mean:.1f} {row.attack}"
-
-
 def sections(name: str, rows: Sequence[Shown]) -> list[Section]:
     """The table and the picture; nothing where no attack was measured."""
     if not rows:

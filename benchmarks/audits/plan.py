@@ -339,7 +339,6 @@ def suite_of_record(record: RunRecord) -> ResolvedSuite:
         benchmark=record.benchmark,
         protocol=record.protocol,
         seeds=(record.seed,),
-        columns=(),
         methods=dict.fromkeys(names),
     )
     protocol = validate(BENCHMARKS[record.benchmark].Config, record.protocol, "record: protocol")
