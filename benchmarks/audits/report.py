@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from stable_forgetting.benchmarks.audits.after import Shown, after_attack, ordered
+from stable_forgetting.benchmarks.audits.after import Shown, after_attack
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable, Cell
 from stable_forgetting.benchmarks.audits.plan import AuditPlan
 from stable_forgetting.benchmarks.audits.stored import StoredPlan
@@ -90,14 +90,6 @@ def _notes(
         rows = "" if len(labels) == len(audited.rows) else f" ({', '.join(labels)})"
         where = f": {', '.join(columns)}" if columns else ""
         yield f"{text}{where}{rows}"
-
-
-def report_json(
-    suite: str, tables: Sequence[AuditTable], shown: Sequence[Shown] = ()
-) -> dict[str, Any]:
-    """The whole report of one suite."""
-    after = {"after_attack": [row.to_json() for row in ordered(shown)]} if shown else {}
-    return {"schema": "audit-1", "suite": suite, "audits": to_json(tables), **after}
 
 
 def to_json(tables: Sequence[AuditTable]) -> dict[str, Any]:

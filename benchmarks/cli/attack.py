@@ -12,12 +12,12 @@ import typer
 from rich.markup import escape
 
 from stable_forgetting.benchmarks.apply.attacked import attack_given
-from stable_forgetting.benchmarks.audits.after import after_attack
+from stable_forgetting.benchmarks.audits.after import after_attack, ordered
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.cost import costs, time_line
 from stable_forgetting.benchmarks.audits.derive import AuditReport
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
-from stable_forgetting.benchmarks.audits.report import report_json, sections
+from stable_forgetting.benchmarks.audits.report import sections, to_json
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import (
     STORE,
@@ -345,5 +345,6 @@ def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows
     shown = after_attack(report, tables)
     show(console, [*sections(tables), *after_sections(name, shown)])
     path = planner.store.root / "suites" / name / "audits.json"
-    write_json(path, report_json(name, tables, shown))
+    after = {"after_attack": [row.to_json() for row in ordered(shown)]} if shown else {}
+    write_json(path, {"schema": "audit-1", "suite": name, "audits": to_json(tables), **after})
     console.print(f"written to {path}", markup=False, soft_wrap=True)

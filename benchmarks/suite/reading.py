@@ -76,15 +76,6 @@ def requests_until(name: str) -> Iterator[str]:
         name = after if isinstance(after, str) else name
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """What a file and those that it extends say together; later ones of a list win.
-
-    Raises:
-        ConfigError: A file is missing, damaged, or extends itself, directly or in a circle.
-    """
-    return _File(path).whole()
-
-
 @cache
 def built_in(name: str) -> dict[str, Any]:
     """What a built-in suite says."""
@@ -94,13 +85,13 @@ def built_in(name: str) -> dict[str, Any]:
     data = {**whole["suites"][entry], KEY: values}
     if "extends" in data:
         data["extends"] = fill(data["extends"], values, f"{path}: {entry}")
-    data = _File(path, whole.get("parts", {})).joined(data, shared)
+    data = SuiteFile(path, whole.get("parts", {})).joined(data, shared)
     return {**fill(data, data.pop(KEY), f"{path}: {entry}"), "suite": name}
 
 
 def _own(path: Path) -> dict[str, Any]:
     """What a user's file says; of a variable with several values it takes the first."""
-    data = read_file(path)
+    data = SuiteFile(path).whole()
     if "suites" in data:
         raise ConfigError(f"{path}: suites: a built-in file of several suites; give a suite's name")
     data = fill(data, points(data.pop(KEY, None) or {}, str(path))[0], str(path))
@@ -119,7 +110,7 @@ def suite_version(name: str) -> int:
 
 
 @dataclass(frozen=True)
-class _File:
+class SuiteFile:
     """A file of suites: ``extends`` takes its parts, built-in suites, and files beside it."""
 
     path: Path
@@ -128,7 +119,11 @@ class _File:
     known: dict[Path, dict[str, Any]] = field(default_factory=dict)  # each file is read once
 
     def whole(self) -> dict[str, Any]:
-        """What the file says."""
+        """What the file and those that it extends say together; later ones of a list win.
+
+        Raises:
+            ConfigError: One is missing, damaged, or extends itself, directly or in a circle.
+        """
         return self.joined(read_yaml(self.path))
 
     def joined(
@@ -158,7 +153,7 @@ class _File:
         if file in chain:
             raise ConfigError(f"{self.path}: extends: '{name}' closes a circle; break it")
         if file not in self.known:
-            self.known[file] = _File(file, children=chain, known=self.known).whole()
+            self.known[file] = SuiteFile(file, children=chain, known=self.known).whole()
         return self.known[file]
 
     def _placed(self, mapping: Mapping[str, Any]) -> dict[str, Any]:

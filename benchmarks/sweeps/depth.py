@@ -159,7 +159,7 @@ def _cell(panel: Panel, label: str) -> str:
 
 
 def depth_picture(board: Sweep) -> Picture | None:
-    """What is accepted and what is relearned, of every row that has both; None without such rows.
+    """A mark per row: the share that is accepted and the steps to relearn; None of fewer than two.
 
     The steps are those of the first audit that trains on forgotten samples.
     """
@@ -169,29 +169,14 @@ def depth_picture(board: Sweep) -> Picture | None:
         return None
     steps = {label: relearned.summary(label, STEPS) for label in relearned.rows}
     accepted = {line.label: mean(line.accepted) for line in board.lines if line.accepted}
-    return scatter(board.suite, accepted, steps, steps.get(board.suite.retrain))
-
-
-def scatter(
-    suite: ResolvedSuite,
-    accepted: Mapping[str, float],
-    steps: Mapping[str, Measure | None],
-    retrain: Measure | None,
-) -> Picture | None:
-    """A mark per row that is in both; None where there are less than two.
-
-    Args:
-        accepted: Row -> share of the grid's cells that the rule accepts, in percent.
-        steps: Row -> steps of the attack on its best cell.
-        retrain: Of the same attack.
-    """
+    retrain = steps.get(board.suite.retrain)
     known = {label: one for label, one in steps.items() if one and one.value is not None}
     labels = [label for label in accepted if label in known]
     if len(labels) < 2:
         return None
     measured = [one for one in (*(known[n] for n in labels), retrain) if one]
     top = max(1.0, *(_ends(one)[1] for one in measured))  # all may take no step
-    colours = _colours(suite)
+    colours = _colours(board.suite)
     dots = [_place(accepted[label], known[label].value or 0.0, top) for label in labels]
     body = _frame(top, retrain)
     for index, (label, dot) in enumerate(zip(labels, dots, strict=True)):
@@ -209,7 +194,7 @@ def scatter(
     height = max(bottom + 14, TOP + 20 + LINE * len(labels))
     subtitle = "blue: bounded; red: the same without a bound; grey: others; " * bool(colours)
     subtitle += f"bars: {known[labels[0]].interval}"
-    title = f"{suite.name}: {TITLE}"
+    title = f"{board.suite.name}: {TITLE}"
     size = (LEFT + SIDE + 200, height)
     return Picture(svg.picture(*size, body, title=title, subtitle=subtitle), TITLE, "depth.svg")
 

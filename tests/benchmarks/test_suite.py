@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.suite.reading import read_file
+from stable_forgetting.benchmarks.suite.reading import SuiteFile
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.resolved import resolved_table
@@ -151,7 +151,7 @@ def write(folder, **files):
     ids=["one", "the nearest wins", "the later wins"],
 )
 def test_extends_merges(tmp_path, files, merged):
-    assert read_file(write(tmp_path, **files)) == merged
+    assert SuiteFile(write(tmp_path, **files)).whole() == merged
 
 
 def test_files_of_a_list_are_joined_as_a_file_with_what_it_extends(tmp_path):
@@ -162,7 +162,7 @@ def test_files_of_a_list_are_joined_as_a_file_with_what_it_extends(tmp_path):
         a=f"plugins: [a.py]\ndefaults: {{epochs: 5}}\n{rows}",
         b="plugins: [b.py]\ndefaults: {steps: 30}\nmethods: {original: , gd_lora: , gd: }",
     )
-    assert read_file(path) == {
+    assert SuiteFile(path).whole() == {
         "plugins": [str(tmp_path / name) for name in ("a.py", "b.py")],
         "defaults": {"epochs": None, "steps": 30},
         "methods": {"original": None, "gd_lora": {"params": {"lam": 2}}, "gd": None},
@@ -173,7 +173,7 @@ def test_a_file_that_many_extend_is_read_once(tmp_path):
     """Twenty levels that each name the next one twice: a million reads, if each were one."""
     deep = {f"s{k}": f"extends: [s{k + 1}.yaml, s{k + 1}.yaml]\nk{k}: 1" for k in range(20)}
     child = write(tmp_path, child="extends: s0.yaml", **deep, s20="a: 1")
-    assert len(read_file(child)) == 21
+    assert len(SuiteFile(child).whole()) == 21
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_file_that_many_extend_is_read_once(tmp_path):
 def test_extends_errors(tmp_path, child, fault):
     path = write(tmp_path, child=child, base="extends: child.yaml")
     with pytest.raises(ConfigError, match=fault):
-        read_file(path)
+        SuiteFile(path).whole()
 
 
 def test_extends_merges_one_level(tmp_path, tiny_suite):
