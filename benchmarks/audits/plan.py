@@ -123,10 +123,6 @@ class AuditPlanner:
         chosen = [r for r in results if (r.label, r.seed, r.replicate) in there]
         return Plan(self.suite, chosen)
 
-    def complete(self, plan: Plan) -> bool:
-        """Whether nothing of a plan is left to do."""
-        return all(self.lineage.done(stage) is not None for stage in plan.stages())
-
     def report_plan(self, audits: Mapping[str, Audit], shadows: Shadows | None = None) -> AuditPlan:
         """What a report of audits reads; of shadows those wanted, or all that are in the store."""
         plan = AuditPlan(self.base.results, self.probes(audits))

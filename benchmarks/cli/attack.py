@@ -299,7 +299,7 @@ def _missing(
     plans = [planner.stream_plan(count) for count in streams]
     plans += [planner.twin_plan(moved=a.moved) for a in audits.values() if isinstance(a, Twins)]
     plans += [] if shadows is None else [planner.shadow_plan(shadows)]
-    missing = [plan for plan in plans if not planner.complete(plan)]
+    missing = [plan for plan in plans if not all(map(planner.lineage.done, plan.stages()))]
     for plan in missing:
         planner.check_trainable()
         _print_cost(planner, plan)
