@@ -50,7 +50,7 @@ SCALARS = "scalars.jsonl"
 
 
 def require_learnt(original: Stage, done: Mapping[str, Any], minimum: float) -> None:
-    """Refuses an Original that diverged, or is below ``minimum`` percent on its training data.
+    """Refuses an Original that diverged, or is right on less than ``minimum`` % of its own data.
 
     Raises:
         GateError: Nothing can be unlearned from it.
