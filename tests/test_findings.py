@@ -84,9 +84,13 @@ def words(suite: str) -> list[str]:
     return [row["verdict"]["word"] for row in methods(suite)]
 
 
+def meetings(pair: tuple[str, str]) -> list[versus.Encounter]:
+    return versus.meetings([pair], versus.read_boards([RESULTS])[0])
+
+
 @cache
 def readings(pair: tuple[str, str]) -> list[str]:
-    return [met.reading for met in versus.encounters([pair], [RESULTS])[0]]
+    return [met.reading for met in meetings(pair)]
 
 
 def rank(suite: str, row: str) -> int:
@@ -129,7 +133,7 @@ RECITED = "tdec-small-attack/LEADERBOARD.md"
 HUNDRED = "cifar100-class10-small-attack/LEADERBOARD.md"
 
 
-CONTROLLED = tuple(met.suite for met in versus.encounters([TIGHT_UL], [RESULTS])[0])
+CONTROLLED = tuple(met.suite for met in meetings(TIGHT_UL))
 RELEARNT = ("digits-all-class", "cifar10-transfer-class", "cifar100-class10-small-attack",
             "cifar100-transfer-class10", "tofu-small-attack", "tdec-small-attack",
             "muse-news-small-attack")  # fmt: skip
@@ -529,7 +533,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "the widest interval is [{}, {}])",
      lambda: tuple(f"{end:.2f}" for end in max(
          ((met.difference.summary.low, met.difference.summary.high)
-          for met in versus.encounters([SINE], [RESULTS])[0]),
+          for met in meetings(SINE)),
          key=lambda ends: ends[1] - ends[0]))),
     (FINDINGS, "Sine is nearer to Retrain than LoRA in {} of the {} tables. LoRA is nearer in {}",
      lambda: ({0: "none"}[readings(LORA).count("nearer")], len(readings(LORA)),
@@ -775,7 +779,7 @@ def test_the_table_of_larger_models_is_that_of_the_reports(suite):
     seeds = len(rows[0]["ag_per_seed"])
     values[-1] = f"`{rows[0]['row']}` {values[-1]}"
     assert table_row(path, 8) == [str(seeds), *values]
-    met = versus.encounters([SINE], [RESULTS])[0]
+    met = meetings(SINE)
     assert next(own.reading for own in met if own.suite == suite) in ("same", "not apart")
 
 
@@ -825,7 +829,7 @@ def test_the_ranks_on_another_architecture_are_as_said():
 def test_corrections_by_benjamini_hochberg_are_as_said():
     q, farther = {}, {}
     for pair in (LORA, TIGHT):
-        met = versus.encounters([pair], [RESULTS])[0]
+        met = meetings(pair)
         q[pair] = benjamini_hochberg([own.difference.p_value for own in met])
         farther[pair] = [own.difference.summary.mean > 0 for own in met]
     apart = [far for value, far in zip(q[LORA], farther[LORA], strict=True) if value <= LEVEL]
@@ -839,7 +843,7 @@ def test_corrections_by_benjamini_hochberg_are_as_said():
     assert f"({means}, n = 5). LoRA's mean is the smaller one in {sum(farther[LORA])}." in prose(
         FINDINGS
     )
-    met = versus.encounters([TIGHT], [RESULTS])[0]
+    met = meetings(TIGHT)
     most = max(value for value in q[TIGHT] if value <= LEVEL)
     moved = {
         own.suite: f"{own.difference.summary.mean:.2f}"
@@ -866,7 +870,7 @@ def test_the_papers_bound_is_active_in_no_table():
                 for row in table.rows:
                     if re.search("sine|tanh", row[0]) and not re.search("tight|relative", row[0]):
                         found[path.parent.name, row[0]] = row[place]
-    suites = {own.suite for own in versus.encounters([SINE], [RESULTS])[0]}
+    suites = {own.suite for own in meetings(SINE)}
     assert suites <= {suite for suite, _ in found} and len(found) > 100
     acts = {key: text for key, text in found.items() if text != "0.0 %"}
     assert {row for _, row in acts} == {"scrub_sine"} and len(acts) == 2

@@ -23,8 +23,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stable_forgetting.benchmarks.pipeline.sweeping import CELLS
 from stable_forgetting.benchmarks.report.shipped import RESULTS
-from stable_forgetting.benchmarks.sweeps.board import CELLS
 
 BULKY = ("gaps", "dynamics", "parts", "worst", "edges", "metrics")
 KEPT = ("ag", "ag4")

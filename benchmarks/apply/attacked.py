@@ -31,7 +31,6 @@ def attack_given(
         models: Label -> folder, file or hub id; the first one is the model, ``original`` and
             ``retrain`` stand beside it.
         samples: Role (``forget``, ``retain``, ``test``) -> path.
-        attacks: By name.
     """
     import torch
 

@@ -19,29 +19,24 @@ _NOTE = "application.json"
 
 
 class Workplace:
-    """Files of one application that is under way.
-
-    Attributes:
-        checkpoint: Of the training; it outlives a kill or an interruption.
-    """
+    """Files of one application that is under way."""
 
     def __init__(self, out: Path, folder: Path):
-        self._out, self._new = out, folder / "out"
-        self.checkpoint = folder / "checkpoint.safetensors"
+        self._out, self._folder = out, folder
 
     def checkpoint_of(self, method: str) -> Path:
-        """The checkpoint of one of several methods; of the only one when empty."""
-        if not method:
-            return self.checkpoint
-        return self.checkpoint.with_name(f"checkpoint-{method}.safetensors")
+        """Of one of several methods; of the only one when empty.  It outlives a kill."""
+        name = f"checkpoint-{method}" if method else "checkpoint"
+        return self._folder / f"{name}.safetensors"
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
         """A folder that takes the place of ``out`` when the block ends without an error."""
-        self._new.mkdir()
-        yield self._new
+        new = self._folder / "out"
+        new.mkdir()
+        yield new
         try:
-            publish(self._new, self._out)
+            publish(new, self._out)
         except OSError as error:
             raise ConfigError(f"{self._out}: cannot be written ({error.strerror})") from None
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, filled, table
-from stable_forgetting.common.base.files import write_text
 from stable_forgetting.common.protocol.given import GivenBenchmark
 from stable_forgetting.common.store.records import clean_metrics
 
@@ -96,20 +93,7 @@ def _recovery(statement: Mapping[str, Any]) -> list[str]:
 # One page, as a card and as HTML -----------------------------------------------------------------
 
 
-def write_pages(
-    page: Sequence[Section],
-    statement: Mapping[str, Any],
-    benchmark: GivenBenchmark,
-    folder: Path,
-    name: str,
-) -> None:
-    """The model card ``README.md`` and the report ``report.html``: the same sections."""
-    card = _front_matter(statement, benchmark, name) + markdown.write(page)
-    write_text(folder / "README.md", card)
-    write_text(folder / "report.html", html.write(page))
-
-
-def _front_matter(statement: Mapping[str, Any], benchmark: GivenBenchmark, name: str) -> str:
+def front_matter(statement: Mapping[str, Any], benchmark: GivenBenchmark, name: str) -> str:
     """What the hub reads of a card: the numbers of the new model as a ``model-index``."""
     fields: dict[str, Any] = dict(benchmark.card)
     fields["tags"] = ["machine-unlearning", statement["method"]["name"]]

@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.apply.place import STATEMENT, check_out, workplace
-from stable_forgetting.benchmarks.apply.report import sections, write_pages
+from stable_forgetting.benchmarks.apply.report import front_matter, sections
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.base.files import write_json, write_text
 from stable_forgetting.common.base.hub import check_push, is_repository, parsed, push
 from stable_forgetting.common.protocol.given import GivenBenchmark
 from stable_forgetting.common.store.adapters import ADAPTER_CONFIG
@@ -139,7 +139,9 @@ class Result:
                 self.adapter.write(folder / ADAPTER)
                 statement["output"] |= _write_peft(self.adapter, folder / ADAPTER, self.benchmark)
             page = sections(statement, self.benchmark, name)
-            write_pages(page, statement, self.benchmark, folder, name)
+            card = front_matter(statement, self.benchmark, name) + markdown.write(page)
+            write_text(folder / "README.md", card)
+            write_text(folder / "report.html", html.write(page))
         write_json(folder / STATEMENT, statement)
         return replace(self, statement=statement)
 

@@ -27,13 +27,6 @@ IN_MEMORY = (
 )
 
 
-def configs_of(application: Application) -> dict[str, Strict]:
-    """Method -> its config; the preset and the overrides hold for all of them."""
-    params, preset = application.params, application.preset
-    params = params if isinstance(params, Mapping) else apply_overrides({}, params)
-    return {name: resolve_config(name, preset, params, origin=name) for name in application.methods}
-
-
 def check_application(application: Application, configs: Mapping[str, Strict]) -> None:
     """Refuses output, methods and audits with which nothing can be done."""
     if application.out is not None:
@@ -116,7 +109,10 @@ def apply(application: Application, *, progress: Progress | None = None) -> Resu
     Raises:
         UserError: Something in the application can be mended; nothing was written.
     """
-    configs = configs_of(application)
+    params, preset = application.params, application.preset
+    params = params if isinstance(params, Mapping) else apply_overrides({}, params)
+    names = application.methods
+    configs = {name: resolve_config(name, preset, params, origin=name) for name in names}
     check_application(application, configs)
     benchmark = benchmark_of(application)
     check_applicable(application, benchmark)

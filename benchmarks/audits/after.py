@@ -145,12 +145,7 @@ def floor_of(rows: Sequence[Shown]) -> float | None:
     return next((row.after.mean for row in rows if row.label == FLOOR), None)
 
 
-def summary_cell(row: Shown) -> str:
-    """``12.3 relearn_few``."""
-    return f"{row.after.mean:.1f} {row.attack}"
-
-
-def sections(name: str, rows: Sequence[Shown], depth: int = 2) -> list[Section]:
+def sections(name: str, rows: Sequence[Shown]) -> list[Section]:
     """The table and the picture; nothing where no attack was measured."""
     if not rows:
         return []
@@ -200,7 +195,7 @@ def sections(name: str, rows: Sequence[Shown], depth: int = 2) -> list[Section]:
     marks: Mapping[str, Mark] = {row.label: "reference" for row in rows if row.reference}
     shown = picture(name, rows)
     return [
-        Section("Who forgets, who hides", (text,), table(heads, lines, marks=marks), depth=depth),
+        Section("Who forgets, who hides", (text,), table(heads, lines, marks=marks), depth=3),
         Section(content=shown, level="full"),
     ]
 

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
-from stable_forgetting.benchmarks.audits.plan import AuditPlan, composite, inapplicable
+from stable_forgetting.benchmarks.audits.plan import AuditPlan, composite, inapplicable, usable
 from stable_forgetting.benchmarks.pipeline.measuring import read_attack, read_scores
 from stable_forgetting.benchmarks.pipeline.stage import Placed, Result
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
@@ -116,11 +116,7 @@ class AuditReport:
     @cached_property
     def finals(self) -> list[Result[Any]]:
         """The suite's evaluated models that did not diverge."""
-        return [r for r in self.plan.results if r.trial is None and self._usable(r.stage)]
-
-    def _usable(self, stage: Placed) -> bool:
-        done = self.store.done(stage.kind, stage.key)
-        return done is not None and done["status"] == "ok"
+        return [r for r in self.plan.results if r.trial is None and usable(self.store, r.stage)]
 
     def tables(self) -> list[AuditTable]:
         """One table per audit."""

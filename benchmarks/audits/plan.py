@@ -5,7 +5,7 @@ Torch-free: the cost is printed before anything heavy is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, product
@@ -79,6 +79,12 @@ def composite(suite: ResolvedSuite, label: str) -> str | None:
     return f"{models} models at inference" if models > 1 else None
 
 
+def usable(store: StageStore, stage: Placed) -> bool:
+    """Whether a stage is complete and did not diverge."""
+    done = store.done(stage.kind, stage.key)
+    return done is not None and done["status"] == "ok"
+
+
 class AuditPlanner:
     """What audits need of one suite: probes of its models, and shadows beside them."""
 
@@ -88,16 +94,10 @@ class AuditPlanner:
         self.base: Plan = plan_rows(self.lineage)
         self.rows = [row for row in suite.rows if row.label not in self.base.inapplicable]
 
-    def finals(self) -> Iterator[Result]:
+    def finals(self) -> list[Result[Stage]]:
         """The suite's evaluated models that are in the store and did not diverge."""
-        for result in self.base.results:
-            if result.trial is None and self.usable(result.stage):
-                yield result
-
-    def usable(self, stage: Stage) -> bool:
-        """Whether a stage is complete and did not diverge."""
-        done = self.lineage.done(stage)
-        return done is not None and done["status"] == "ok"
+        results = self.base.results
+        return [r for r in results if r.trial is None and usable(self.store, r.stage)]
 
     def probe(self, result: Result, name: str, audit: ModelAudit) -> Stage:
         """The stage of a model audit on one evaluated model."""
@@ -118,14 +118,10 @@ class AuditPlanner:
 
     def probe_plan(self, audits: Mapping[str, Audit]) -> Plan:
         """Those of the models that are in the store and did not diverge."""
-        usable = {(r.label, r.seed, r.replicate) for r in self.finals()}
+        there = {(r.label, r.seed, r.replicate) for r in self.finals()}
         results = chain.from_iterable(self.probes(audits).values())
-        chosen = [r for r in results if (r.label, r.seed, r.replicate) in usable]
+        chosen = [r for r in results if (r.label, r.seed, r.replicate) in there]
         return Plan(self.suite, chosen)
-
-    def complete(self, plan: Plan) -> bool:
-        """Whether nothing of a plan is left to do."""
-        return all(self.lineage.done(stage) is not None for stage in plan.stages())
 
     def report_plan(self, audits: Mapping[str, Audit], shadows: Shadows | None = None) -> AuditPlan:
         """What a report of audits reads; of shadows those wanted, or all that are in the store."""
@@ -167,7 +163,7 @@ class AuditPlanner:
             stage = make(index)
             if stage is None or self.lineage.done(stage) is None:
                 break
-            if self.usable(stage):
+            if usable(self.store, stage):
                 stages.append(stage)
         return stages
 
@@ -339,7 +335,6 @@ def suite_of_record(record: RunRecord) -> ResolvedSuite:
         benchmark=record.benchmark,
         protocol=record.protocol,
         seeds=(record.seed,),
-        columns=(),
         methods=dict.fromkeys(names),
     )
     protocol = validate(BENCHMARKS[record.benchmark].Config, record.protocol, "record: protocol")

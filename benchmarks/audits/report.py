@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from stable_forgetting.benchmarks.audits.after import Shown, after_attack, ordered
+from stable_forgetting.benchmarks.audits.after import Shown, after_attack
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable, Cell
 from stable_forgetting.benchmarks.audits.plan import AuditPlan
 from stable_forgetting.benchmarks.audits.stored import StoredPlan
@@ -20,12 +20,12 @@ from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.store.stages import StageStore
 
 
-def sections(tables: Sequence[AuditTable], depth: int = 3) -> list[Section]:
+def sections(tables: Sequence[AuditTable]) -> list[Section]:
     """A section per audit: its table, and how to read it."""
-    return [_section(audited, depth) for audited in tables]
+    return [_section(audited) for audited in tables]
 
 
-def _section(audited: AuditTable, depth: int) -> Section:
+def _section(audited: AuditTable) -> Section:
     columns = audited.columns
     measures = {
         label: {column: audited.summary(label, column) for column in columns}
@@ -42,7 +42,7 @@ def _section(audited: AuditTable, depth: int) -> Section:
     heads = [Column(column, doc=column_doc(audited.name, column)) for column in columns]
     content = table(["row", *heads], rows) if columns else None
     title = f"{audited.name}: {AUDITS.entry(audited.name).summary}"
-    return Section(title, content=content, lines=tuple(lines), depth=depth)
+    return Section(title, content=content, lines=tuple(lines), depth=3)
 
 
 def _extent(audited: AuditTable, measures: Mapping[str, Mapping[str, Measure | None]]) -> str:
@@ -90,14 +90,6 @@ def _notes(
         rows = "" if len(labels) == len(audited.rows) else f" ({', '.join(labels)})"
         where = f": {', '.join(columns)}" if columns else ""
         yield f"{text}{where}{rows}"
-
-
-def report_json(
-    suite: str, tables: Sequence[AuditTable], shown: Sequence[Shown] = ()
-) -> dict[str, Any]:
-    """The whole report of one suite."""
-    after = {"after_attack": [row.to_json() for row in ordered(shown)]} if shown else {}
-    return {"schema": "audit-1", "suite": suite, "audits": to_json(tables), **after}
 
 
 def to_json(tables: Sequence[AuditTable]) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import typer
 from rich.markup import escape
 
 from stable_forgetting.benchmarks.apply.attacked import attack_given
-from stable_forgetting.benchmarks.audits.after import after_attack
+from stable_forgetting.benchmarks.audits.after import after_attack, ordered
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.cost import costs, time_line
 from stable_forgetting.benchmarks.audits.derive import AuditReport
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
-from stable_forgetting.benchmarks.audits.report import report_json, sections
+from stable_forgetting.benchmarks.audits.report import sections, to_json
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import (
     STORE,
@@ -185,7 +185,7 @@ def attack(
     _check(resolved, shadows, chosen)
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
-    if not list(planner.finals()):
+    if not planner.finals():
         show_shipped(resolved.name, store, suite, under="Attacks")
         return
     missing, probes = _missing(planner, chosen, shadows), planner.probe_plan(chosen)
@@ -299,7 +299,7 @@ def _missing(
     plans = [planner.stream_plan(count) for count in streams]
     plans += [planner.twin_plan(moved=a.moved) for a in audits.values() if isinstance(a, Twins)]
     plans += [] if shadows is None else [planner.shadow_plan(shadows)]
-    missing = [plan for plan in plans if not planner.complete(plan)]
+    missing = [plan for plan in plans if not all(map(planner.lineage.done, plan.stages()))]
     for plan in missing:
         planner.check_trainable()
         _print_cost(planner, plan)
@@ -343,7 +343,8 @@ def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows
     report, name = AuditReport(planner.suite, planner.store, audits, plan), planner.suite.name
     tables = report.tables()
     shown = after_attack(report, tables)
-    show(console, [*sections(tables), *after_sections(name, shown, depth=3)])
+    show(console, [*sections(tables), *after_sections(name, shown)])
     path = planner.store.root / "suites" / name / "audits.json"
-    write_json(path, report_json(name, tables, shown))
+    after = {"after_attack": [row.to_json() for row in ordered(shown)]} if shown else {}
+    write_json(path, {"schema": "audit-1", "suite": name, "audits": to_json(tables), **after})
     console.print(f"written to {path}", markup=False, soft_wrap=True)

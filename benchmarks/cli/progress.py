@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.audits.cost import group, length, seconds_of
+from stable_forgetting.benchmarks.leaderboard.live import under_way
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
-from stable_forgetting.benchmarks.pipeline.position import Pace, Position, read_position
+from stable_forgetting.benchmarks.pipeline.position import Pace, Position
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
 from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.common.base import processes
@@ -105,7 +106,9 @@ class Display:
 
     def _look(self) -> None:
         """Shows where the trainings are."""
-        now, positions = time.monotonic(), self._positions()
+        now, stages = time.monotonic(), [stage for stage, _ in self._running.values()]
+        under = under_way(stages, self._store, self._began)
+        positions = {stage.key: at for stage, at in under}
         spent = {key: time.time() - began for key, (_, began) in self._running.items()}
         running = {key: (spent[key], at.left) for key, at in positions.items()}
         left = words(self._remaining.seconds(running))
@@ -132,16 +135,6 @@ class Display:
 
     def _training(self, key: str, at: Position) -> str:
         return f"{self._running[key][0].name} step {at.step}/{at.total} loss {number(at.loss)}"
-
-    def _positions(self) -> dict[str, Position]:
-        """Key -> position of the stages that train."""
-        positions = {}
-        for key, (stage, _) in self._running.items():
-            if KINDS[stage.kind].trains:
-                position = read_position(self._store.scratch(stage.kind, key), self._began)
-                if position is not None:
-                    positions[key] = position
-        return positions
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()

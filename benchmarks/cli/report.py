@@ -127,12 +127,7 @@ def _sections(suite: ResolvedSuite, called: str, store: Path) -> list[Section]:
     board = make_leaderboard(suite, StageStore(store))
     if board.records:
         return sections(board)
-    missing = no_records(suite.name, store, called)
-    file = shipped_report(suite.name)
-    if file is None:
-        raise ConfigError(missing)
-    _say(missing, f"{file} comes with the project")
-    return read_report(file.read_text("utf-8"))
+    return read_report(shipped_text(suite.name, store, called, "md"))
 
 
 def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
@@ -161,7 +156,7 @@ def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
     elif form == "table":
         show_shipped(suite.name, store, called)
     else:
-        write_shipped(suite.name, store, called, form)
+        sys.stdout.write(shipped_text(suite.name, store, called, form))
 
 
 def _print(board: Leaderboard, form: str) -> None:
@@ -175,7 +170,6 @@ def show_shipped(name: str, store: Path, called: str, *, under: str = "") -> Non
     """Prints the head of a shipped report, or what is under one of its headings.
 
     Args:
-        store: Which has no records of it.
         called: The suite, as a command line names it.
         under: Heading; the report's own when empty.
 
@@ -192,8 +186,8 @@ def show_shipped(name: str, store: Path, called: str, *, under: str = "") -> Non
     show(console, chosen)
 
 
-def write_shipped(name: str, store: Path, called: str, form: str) -> None:
-    """Writes a shipped report in a format to the terminal.
+def shipped_text(name: str, store: Path, called: str, form: str) -> str:
+    """A shipped report in a format.
 
     Raises:
         ConfigError: Nothing is shipped in this format.
@@ -207,12 +201,9 @@ def write_shipped(name: str, store: Path, called: str, form: str) -> None:
         raise ConfigError(missing)
     _say(missing, f"{file} comes with the project")
     if form == "svg" and file.name != SWEPT:
-        text = drawn_again(read_board(file.parent)).svg
-    elif form in WRITERS and form != "md":
-        text = WRITERS[form](read_report(file.read_text("utf-8")))
-    else:
-        text = file.read_text("utf-8")
-    sys.stdout.write(text)
+        return drawn_again(read_board(file.parent)).svg
+    text = file.read_text("utf-8")
+    return WRITERS[form](read_report(text)) if form in WRITERS and form != "md" else text
 
 
 def _say(missing: str, instead: str) -> None:

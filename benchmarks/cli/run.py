@@ -41,7 +41,7 @@ from stable_forgetting.benchmarks.paper.rehearsals import (
     read_rehearsals,
     write_rehearsal,
 )
-from stable_forgetting.benchmarks.pipeline.executors import make_executor, prepare_worker
+from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor, prepare_worker
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import run_stage
 from stable_forgetting.benchmarks.pipeline.schedule import events_folder
@@ -311,7 +311,7 @@ def _rehearse_suites(
 def _rehearse(suite: ResolvedSuite, runtime: Runtime) -> bool:
     """Whether all went well; prints the table.  Suites share what is equal in them."""
     small, stand_in = rehearsed(suite, runtime, runtime.store / "stand-ins")
-    executor = make_executor(1, runtime.threads, runtime.plugins)
+    executor = InlineExecutor((runtime.threads, runtime.plugins))
     rows = []
     for row in work.rehearse(small, runtime, executor):
         rows.append(row)

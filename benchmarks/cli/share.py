@@ -114,7 +114,8 @@ def _compare_results(first: str, second: str, selection: Selection, store: Path,
 def _compare_rows(pairs: Sequence[str], words: str, store: Path, form: str) -> None:
     check_format(form, "table", "csv", "svg", *WRITERS)
     asked = [_two(pair) for pair in pairs] or versus.CLAIMS
-    met, withdrawn = versus.encounters(asked, [RESULTS, store / "suites"], words)
+    boards, withdrawn = versus.read_boards([RESULTS, store / "suites"], words)
+    met = versus.meetings(asked, boards)
     told = versus.sections(met, withdrawn)
     _put(form, told, partial(versus.to_csv, met), partial(picture, met))
 

@@ -174,11 +174,6 @@ class LayerCosts:
         return adapter_parameters(self.layers, self.rank)
 
     @property
-    def percent(self) -> float:
-        """Adapters in percent of the parameters without them."""
-        return 100 * self.trained / self.base
-
-    @property
     def percent_of_all(self) -> float:
         """Adapters in percent of the parameters with them, as PEFT prints it."""
         return 100 * self.trained / (self.base + self.trained)
@@ -226,7 +221,8 @@ def _layers(costs: LayerCosts) -> Section:
         rows.append([words, f"{k} x {d}", f"{len(names)}", f"{parameters:,}"])
     rows.append(["adapters", "", f"{len(costs.layers)}", f"{costs.trained:,}"])
     rows.append([f"model ({MODELS[costs.model][2]})", "", "", f"{costs.base:,}"])
-    rows.append(["share of the model without adapters", "", "", f"{costs.percent:.3f} %"])
+    share = f"{100 * costs.trained / costs.base:.3f} %"
+    rows.append(["share of the model without adapters", "", "", share])
     rows.append(["share of the model with adapters", "", "", f"{costs.percent_of_all:.3f} %"])
     title = f"{costs.model}: {costs.placement} layers, r = {costs.rank}"
     return Section(title, content=table(["layers", "k x d", "count", "parameters"], rows))

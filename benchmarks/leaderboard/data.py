@@ -82,6 +82,9 @@ def run_lines(board: Leaderboard) -> list[dict[str, Any]]:
 def to_json(board: Leaderboard) -> dict[str, Any]:
     """Everything as plain numbers."""
     floor, pooled = board.floor.summary, board.pooled.summary
+    weights: dict[str, Any] = {}
+    if isinstance(board.rule, GapRule):
+        weights["weights"] = {**dict.fromkeys(board.noisy, 0.0), **board.rule.weights()}
     return {
         "suite": board.suite.name,
         "version": board.suite.spec.version,
@@ -92,7 +95,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "distance": {
             "title": board.rule.title,
             "unit": board.rule.unit,
-            **_weights(board),
+            **weights,
         },
         "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},
         "pooled_floor": None if pooled is None else vars(pooled),
@@ -105,13 +108,6 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         **({"folds": folds_json(board)} if board.suite.spec.folds else {}),
         **({"sweep": sweep_json(board.sweep)} if board.sweep else {}),
     }
-
-
-def _weights(board: Leaderboard) -> dict[str, Any]:
-    """What each column counts for in the distance; nothing of a rule of goals."""
-    if not isinstance(board.rule, GapRule):
-        return {}
-    return {"weights": {**dict.fromkeys(board.noisy, 0.0), **board.rule.weights()}}
 
 
 def _row(row: BoardRow) -> dict[str, Any]:

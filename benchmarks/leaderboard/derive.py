@@ -126,12 +126,11 @@ def _read(
         else:
             finals.setdefault((label, replicate), {})[seed] = record
     for entry in probes:
-        made, of, probe = read_table(store, entry.stage), entry.result, suite.probes[entry.name]
+        made, of = read_table(store, entry.stage), entry.result
         by_seed = finals.get((of.label, of.replicate), {})
         missing += made is None
         if made and made.rows and of.seed in by_seed:
-            metrics = {**by_seed[of.seed].metrics, **probe.probe.summary(made)}
-            metrics |= probe.probe.related(metrics)
+            metrics = suite.probes[entry.name].added(by_seed[of.seed].metrics, made)
             by_seed[of.seed] = by_seed[of.seed].model_copy(update={"metrics": metrics})
 
     @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -63,10 +63,12 @@ def live_page(suite: ResolvedSuite, store: StageStore) -> str:
     return html.write(parts, refresh=REFRESH if missing else None)
 
 
-def under_way(stages: Sequence[Stage], store: StageStore) -> list[tuple[Stage, Position]]:
-    """Trainings among stages that took a step lately, and how far they are."""
+def under_way(
+    stages: Iterable[Stage], store: StageStore, since: float | None = None
+) -> list[tuple[Stage, Position]]:
+    """Trainings among stages that took a step lately, or since a time, and how far they are."""
     trained = [stage for stage in stages if KINDS[stage.kind].trains]
-    since = time.time() - RECENT
+    since = time.time() - RECENT if since is None else since
     positions = [read_position(store.scratch(s.kind, s.key), since) for s in trained]
     pairs = zip(trained, positions, strict=True)
     return [(stage, at) for stage, at in pairs if at is not None]

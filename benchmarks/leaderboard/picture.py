@@ -87,10 +87,9 @@ def _row(row: BoardRow, top: float, y: float) -> str:
     colour = svg.GREY if row.method in REFERENCES else "#1f4e9c"
     average = math.fsum(row.ag_per_seed.values()) / len(row.ag_per_seed)
     mean = _x(average, top)
-    hit = {"x": 0, "y": y - PITCH / 2, "width": LEFT + WIDTH + 30, "height": PITCH}
-    told = svg.tip(f"{row.label}: mean {average:.2f} of {len(row.ag_per_seed)} seeds")
+    told = f"{row.label}: mean {average:.2f} of {len(row.ag_per_seed)} seeds"
     parts = [
-        svg.element("rect", told, **hit, fill="none", pointer_events="all", class_="hit"),
+        svg.hit(told, 0, y - PITCH / 2, LEFT + WIDTH + 30, PITCH),
         svg.text(LEFT - 10, y + 4, row.label, text_anchor="end"),
         svg.line((LEFT, y), (LEFT + WIDTH, y), stroke="#eee"),
     ]

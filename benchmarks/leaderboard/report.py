@@ -76,7 +76,7 @@ def _of_rows(board: Leaderboard) -> list[Section]:
                 *order_lines(board),
             )
         ),
-        *after_sections(board.suite.name, board.attacked, depth=3),
+        *after_sections(board.suite.name, board.attacked),
         *fold_sections(board),
         _list(
             "Paired comparisons (p corrected for them, Holm):",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.audits.plan import probe_plan
 from stable_forgetting.benchmarks.costs.estimate import mends
@@ -43,15 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LISTING = "listing.sha256"
-
-
-class Counting(Watcher, Protocol):
-    """A watcher that counts what is complete."""
-
-    done: int
-
-
-Watching = Callable[[], AbstractContextManager[Counting]]
+Watching = Callable[[], AbstractContextManager[Watcher]]
 """What makes the watcher around a run."""
 
 
@@ -161,10 +153,11 @@ def run(
         threads=threads,
         plugins=tuple(str(Path(path).absolute()) for path in plugins),
     )
-    watching: Watching = lambda: nullcontext(Lines(shown=progress))  # noqa: E731
     kept = torch_as_it_was() if workers <= 1 else nullcontext()
     with kept, executing(workers, threads, runtime.plugins) as executor:
-        board, failed = execute(resolved, runtime, executor, watching)
+        board, failed = execute(
+            resolved, runtime, executor, lambda: nullcontext(Lines(shown=progress))
+        )
     return Leaderboard.of(board, failed, store / "suites" / resolved.name)
 
 
@@ -236,7 +229,7 @@ def _compare_listing(suite: ResolvedSuite, runtime: Runtime) -> None:
 
 
 @contextmanager
-def _running(suite: ResolvedSuite, runtime: Runtime, watching: Watching) -> Iterator[Counting]:
+def _running(suite: ResolvedSuite, runtime: Runtime, watching: Watching) -> Iterator[Watcher]:
     """The watcher around a suite's run, which leaves nothing where it was refused."""
     if runtime.device not in ("auto", "cpu"):
         check_device(runtime.device)

@@ -26,7 +26,6 @@ from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.language.benchmark import CausalBenchmark
 from stable_forgetting.vision.benchmark import VisionBenchmark
 
-FORGET = "forget"
 PAGE = "samples.html"
 
 
@@ -39,7 +38,7 @@ def samples(
     """
     store = StageStore(runtime.store)
     stages = {label: board.stages[label, 0, seed] for label in labels}
-    scores = {label: read_scores(store, stage)[FORGET] for label, stage in stages.items()}
+    scores = {label: read_scores(store, stage)["forget"] for label, stage in stages.items()}
     rows = {row.label: row.method for row in board.suite.rows}
     methods = {label: own for label, own in scores.items() if rows[label] not in REFERENCES}
     places = most_different(methods or scores, count)

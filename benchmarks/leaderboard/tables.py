@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from stable_forgetting.benchmarks.audits.after import summary_cell
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard, info_of
 from stable_forgetting.benchmarks.leaderboard.settings import place_of
 from stable_forgetting.benchmarks.report.cells import (
@@ -61,7 +60,7 @@ def main_table(board: Leaderboard) -> Table:
     heads += _metric_heads(board, answers)
     worst = any(row.worst for row in board.rows)
     heads += ["worst"] if worst else []
-    attacked = {row.label: summary_cell(row) for row in board.attacked}
+    attacked = {row.label: f"{row.after.mean:.1f} {row.attack}" for row in board.attacked}
     heads += ["worst attack"] if attacked else []
     heads += ["reached", "steps"] if rule.goals else []
     heads += [Column(name, doc=CRITERIA) for name in board.suite.spec.rules]

@@ -14,10 +14,10 @@ from stable_forgetting.benchmarks.leaderboard.page import as_page
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.target import target
+from stable_forgetting.benchmarks.pipeline.sweeping import CELLS
 from stable_forgetting.benchmarks.report import html, markdown, tex
 from stable_forgetting.benchmarks.report.files import csv_text, json_text, write_files
 from stable_forgetting.benchmarks.report.section import Picture
-from stable_forgetting.benchmarks.sweeps.board import CELLS, cells_text
 from stable_forgetting.benchmarks.sweeps.draw import picture as sweep_picture
 from stable_forgetting.common.store.stages import StageStore
 
@@ -52,7 +52,8 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     files.pop("", None)  # a picture that is only embedded
     files[RECORDS] = records_text(board)
     if board.sweep is not None:
-        files[CELLS] = cells_text(board.sweep)
+        lines = (json.dumps(cell.line(), allow_nan=False) + "\n" for cell in board.sweep.cells)
+        files[CELLS] = "".join(lines)
     store = StageStore(root)
     paths = trajectory.read_trajectories(board, store)
     seen = target(board, paths)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stable_forgetting.benchmarks.suite.needs import LAYOUTS, data_sets
+from stable_forgetting.benchmarks.suite.needs import LAYOUTS
 from stable_forgetting.common.store.stages import StageStore
 
 Verdict = Literal["ok", "note", "bad"]
@@ -132,7 +132,7 @@ def _data(root: Path | None) -> Answer:
         return "note", "not given: digits and invented texts only, or download", mend
     if not root.is_dir():
         return "bad", f"{root} is not a folder", "correct --data-root"
-    present = data_sets(root)
+    present = [name for name, of in LAYOUTS.items() if any(any(root.glob(each)) for each in of)]
     absent = [name for name in LAYOUTS if name not in present]
     if not present:
         return "note", f"no data set in {root}", f"put any of these there: {places}"

@@ -87,8 +87,7 @@ def glossary() -> list[Section]:
 def sections_of(name: str) -> list[Section]:
     """What is known of a column, by its head or its key; nothing where none is called so.
 
-    Args:
-        name: Such as ``MIA``, ``mia`` or ``AG4``; case does not matter.
+    Case does not matter.
     """
     found = [section for entry in BENCHMARKS for section in _distances(entry.name, name)]
     for section in glossary():

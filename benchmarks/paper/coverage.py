@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from stable_forgetting.benchmarks.costs.estimate import CARD, estimates, total_hours
-from stable_forgetting.benchmarks.paper.rehearsals import OWN, is_full, is_rehearsed
+from stable_forgetting.benchmarks.paper.rehearsals import is_full, is_rehearsed
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
 from stable_forgetting.benchmarks.suite.goals import read_figures, read_tables
+from stable_forgetting.benchmarks.suite.needs import OWN
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import suite_names

@@ -13,6 +13,7 @@ from typing import Any
 
 from stable_forgetting.benchmarks.costs.estimate import estimates
 from stable_forgetting.benchmarks.report.files import reading
+from stable_forgetting.benchmarks.suite.needs import OWN
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.benchmarks.suite.suite import SUITES, suite_names
 from stable_forgetting.common.base.config import canonical
@@ -20,8 +21,6 @@ from stable_forgetting.common.base.files import json_digest, write_json
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 
 RECORD = SUITES.parent / "results" / "rehearsals.json"
-OWN = ("tiny", "scratch")
-"""Models that are made here: no hub is needed."""
 
 
 def is_full(suite: ResolvedSuite) -> bool:

@@ -50,11 +50,7 @@ SCALARS = "scalars.jsonl"
 
 
 def require_learnt(original: Stage, done: Mapping[str, Any], minimum: float) -> None:
-    """Refuses an Original that diverged, or has not learnt its own training data.
-
-    Args:
-        done: What the stage says of itself.
-        minimum: Accuracy that it must have, percent.
+    """Refuses an Original that diverged, or is right on less than ``minimum`` % of its own data.
 
     Raises:
         GateError: Nothing can be unlearned from it.

@@ -179,8 +179,16 @@ def _keep_freed_memory() -> None:
 def executing(
     workers: int, threads: int, plugins: tuple[str, ...], cards: Sequence[str] = ()
 ) -> Iterator[Executor]:
-    """One executor for all that is run; an interruption stops its workers."""
-    executor = make_executor(workers, threads, plugins, cards)
+    """One executor for all that is run: one worker works in this process, more in a pool.
+
+    An interruption stops the workers.  Under a launcher of several processes all of them do one
+    stage after the other.
+    """
+    executor: Executor
+    if workers <= 1 or processes.count() > 1:
+        executor = InlineExecutor((threads, plugins))
+    else:
+        executor = WorkerPool(workers, (threads, plugins), cards)
     try:
         yield executor
     except BaseException:
@@ -188,15 +196,3 @@ def executing(
             executor.abandon()
         raise
     executor.shutdown()
-
-
-def make_executor(
-    workers: int, threads: int, plugins: tuple[str, ...], cards: Sequence[str] = ()
-) -> Executor:
-    """One worker works in this process, more in a pool.
-
-    Under a launcher of several processes all of them do one stage after the other.
-    """
-    if workers <= 1 or processes.count() > 1:
-        return InlineExecutor((threads, plugins))
-    return WorkerPool(workers, (threads, plugins), cards)

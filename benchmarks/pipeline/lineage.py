@@ -16,7 +16,7 @@ from stable_forgetting.common.audits.base import ModelAudit
 from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, any_plugin
-from stable_forgetting.common.measure.rules import Rule, stopping_goals
+from stable_forgetting.common.measure.rules import stopping_goals
 from stable_forgetting.common.store.stages import StageStore
 
 WATCHED = ("stop_below", "evaluate_every", "evaluate_epochs")
@@ -30,7 +30,6 @@ class Lineage:
     def __init__(self, suite: ResolvedSuite, store: StageStore):
         self.suite, self.store = suite, store
         self.benchmark = BENCHMARKS[suite.spec.benchmark]
-        self.rule: Rule = self.benchmark.gap_of(suite.protocol)
         self._stages: dict[str, Stage] = {}
         self._identities: dict[str, dict[str, Any]] = {}
         self._plugins = any_plugin()
@@ -200,7 +199,7 @@ class Lineage:
             identity["benchmark_version"] = self.benchmark.versions.unlearn
         parents = {"split": split or self.split(seed), "start": start or self._start(row, seed)}
         if params.get("stop_below") == "goal":
-            goals = stopping_goals(self.rule)
+            goals = stopping_goals(self.benchmark.gap_of(self.suite.protocol))
             if not goals:
                 raise ConfigError(
                     f"{self.suite.name}: methods.{row.label}: stop_below: goal: the benchmark has "

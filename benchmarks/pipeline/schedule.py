@@ -35,7 +35,9 @@ class WorkerError(UserError):
 
 
 class Watcher(Protocol):
-    """Receives what happens to stages; see :mod:`benchmarks.cli.progress`."""
+    """Receives what happens to stages, and counts what is done: :mod:`benchmarks.cli.progress`."""
+
+    done: int
 
     def planned(self, plan: Plan, missing: Collection[str]) -> None:
         """A (re)plan, and the keys of its stages that are not there yet."""

@@ -14,7 +14,6 @@ from stable_forgetting.benchmarks.pipeline.stage import Block, Result, StageSpec
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
@@ -68,11 +67,7 @@ class GridBlock(StageKind[GridSpec]):
 
 
 class GridReader:
-    """Reads a grid's blocks and its Retrains from a store.
-
-    Args:
-        results: Of its plan, or of a stored one.
-    """
+    """Reads a grid's blocks and its Retrains; ``results`` are of its plan, or of a stored one."""
 
     def __init__(self, suite: ResolvedSuite, store: StageStore, results: Sequence[Result[Any]]):
         assert suite.accepts is not None
@@ -89,7 +84,15 @@ class GridReader:
         """
         stage = self._retrains.get((seed, replicate))
         record = None if stage is None else read_record(self.store, stage)
-        return None if record is None else _target(record, self.rule.axes.metrics)
+        if record is None:
+            return None
+        values = {name: record.metrics.get(name) for name in self.rule.axes.metrics}
+        target = {name: value for name, value in values.items() if value is not None}
+        if record.status != "ok" or len(target) != len(values):
+            raise DataError(
+                f"Retrain of seed {seed} diverged, so nothing can be judged; leave that seed out"
+            )
+        return target
 
     def cells(self, block: Block[Any]) -> list[Cell] | None:
         """The cells of a block; None while it is not done."""
@@ -106,12 +109,7 @@ class GridReader:
         return cells
 
     def edge(self, blocks: Sequence[Block[Any]], side: str) -> Edge:
-        """The outermost column of a row's blocks, as far as its cells are there.
-
-        Args:
-            blocks: All of one row.
-            side: ``low`` or ``high``.
-        """
+        """The outermost column of one row's blocks, ``low`` or ``high``, as far as it is known."""
         rates = [lr for block in blocks for lr in block.lrs]
         lr = max(rates) if side == "high" else min(rates)
         accepted = 0
@@ -121,13 +119,3 @@ class GridReader:
                 return Edge(None, False)
             accepted += sum(cell.lr == lr and not judge(cell, target, self.rule) for cell in cells)
         return Edge(lr, accepted == 0)
-
-
-def _target(record: RunRecord, metrics: Sequence[str]) -> Target:
-    values = {name: record.metrics.get(name) for name in metrics}
-    target = {name: value for name, value in values.items() if value is not None}
-    if record.status != "ok" or len(target) != len(values):
-        raise DataError(
-            f"Retrain of seed {record.seed} diverged, so nothing can be judged; leave that seed out"
-        )
-    return target

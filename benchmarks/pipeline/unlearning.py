@@ -38,8 +38,7 @@ class Outcome:
     """What came of one training.
 
     Attributes:
-        model: The model; None where it diverged.
-        status: ``ok`` or ``diverged``.
+        model: None where it diverged.
         detail: Where and how it diverged.
         cost: Seconds, steps, peak bytes, samples read of the forget and of the retain set, and
             passes over each; of a method also trainable and base parameters.

@@ -111,7 +111,6 @@ class Detail:
 
     Attributes:
         place: What ``#place`` leads to; unique on a page.
-        name: Its heading.
         text: As it stands, in lines.
         links: (text, address), the address empty where none is known.
     """
@@ -166,7 +165,6 @@ class Card:
     """One of several things to begin with.
 
     Attributes:
-        text: Paragraphs.
         links: (text, address, what is said beside it).
     """
 

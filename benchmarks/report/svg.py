@@ -35,6 +35,12 @@ def tip(content: str) -> str:
     return element("title", html.escape(content))
 
 
+def hit(told: str, x: float, y: float, width: float, height: float) -> str:
+    """An unseen box; a pointer over it is told something."""
+    box = {"x": x, "y": y, "width": width, "height": height}
+    return element("rect", tip(told), **box, fill="none", pointer_events="all", class_="hit")
+
+
 def text(x: float, y: float, content: str, **attributes: object) -> str:
     """Escaped text; ``text_anchor`` says which end is at ``x``."""
     return element("text", html.escape(content), x=x, y=y, **attributes)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import info_of
@@ -100,7 +101,7 @@ def _index(
     others = {page.title: page.file for page in pages if not page.data}
     words = "; ".join(f"{name}: {text}" for name, text in ORIGINS.items())
     listed = table(["page"], [[title] for title in others], links=others)
-    kinds = _by_kind(boards)
+    kinds = {kind: [*own] for kind, own in groupby(boards, key=lambda page: page.kind)}
     drawn = [_largest(own) for own in kinds.values()]
     return [
         Section("Machine unlearning, measured", (INTRODUCTION,), depth=1),
@@ -132,17 +133,14 @@ def _choice(kinds: Mapping[str, Sequence[Page]]) -> Card:
         sizes = [size(page) for page in own if size(page)]
         ends = dict.fromkeys(_parameters(end(sizes)) for end in (min, max) if sizes)
         told = f", {' to '.join(ends)} parameters" if sizes else ""
-        links.append((kind, f"#{html.place(kind)}", f"{_count(own)}{told}"))
+        count = "1 table" if len(own) == 1 else f"{len(own)} tables"
+        links.append((kind, f"#{html.place(kind)}", f"{count}{told}"))
     text = "Choose what is forgotten, then the size of the model."
     return Card(
         "Which table is mine?",
         (text,),
         (*links, ("Every row of every table, every method", ROWS, "")),
     )
-
-
-def _count(pages: Sequence[Page]) -> str:
-    return "1 table" if len(pages) == 1 else f"{len(pages)} tables"
 
 
 def _newest(boards: Sequence[Page]) -> Card:
@@ -159,13 +157,6 @@ def size(page: Page) -> float:
 
 def _parameters(count: float) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e5 else f"{count / 1e3:.0f} k"
-
-
-def _by_kind(boards: Sequence[Page]) -> dict[str, list[Page]]:
-    kinds: dict[str, list[Page]] = {}
-    for page in boards:
-        kinds.setdefault(page.kind, []).append(page)
-    return kinds
 
 
 def _largest(pages: Sequence[Page]) -> Picture | None:

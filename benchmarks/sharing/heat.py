@@ -87,14 +87,10 @@ def _head(suite: str, place: int) -> str:
 
 def _cell(cell: Cell, limits: Sequence[float], x: float, y: float) -> str:
     size = {"width": CELL[0] - 2, "height": CELL[1] - 2}
-    box = svg.element("rect", x=x, y=y, **size, fill=colour(cell.value, limits), class_="c")
+    shade = SHADES[sum(cell.value > limit for limit in limits)]
+    box = svg.element("rect", x=x, y=y, **size, fill=shade, class_="c")
     words = svg.text(x + CELL[0] / 2 - 1, y + 13, cell.shown, text_anchor="middle", fill=INK)
     return _link(cell.place, box, words, svg.tip(cell.said))
-
-
-def colour(value: float, limits: Sequence[float]) -> str:
-    """The shade of a value."""
-    return SHADES[sum(value > limit for limit in limits)]
 
 
 def _link(address: str, *content: str) -> str:

@@ -59,8 +59,7 @@ def sides_of(suite: ResolvedSuite) -> Sides | None:
 def places(runs: Iterable[Mapping[str, Any]], sides: Sides) -> dict[str, Place]:
     """Row -> its distances, means over its seeds; the second Retrain is :data:`FLOOR`.
 
-    Args:
-        runs: A line per run, as ``runs.csv`` has it.
+    ``runs`` are lines of ``runs.csv``.
     """
     found: dict[str, list[Place]] = {}
     runs = list(runs)

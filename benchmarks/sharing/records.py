@@ -13,6 +13,7 @@ from stable_forgetting.benchmarks.leaderboard.derive import derive
 from stable_forgetting.benchmarks.leaderboard.write import RECORDS
 from stable_forgetting.benchmarks.report.files import reading
 from stable_forgetting.benchmarks.suite.goals import make_probes, with_columns
+from stable_forgetting.benchmarks.suite.remembered import DIGITS
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import Suite
 from stable_forgetting.common.base.config import Strict, validate
@@ -21,8 +22,6 @@ from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.probe import PROBES
 from stable_forgetting.common.store.records import RunRecord
-
-DIGITS = 8
 
 
 @dataclass(frozen=True)

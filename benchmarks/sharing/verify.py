@@ -107,7 +107,10 @@ def _verify(folder: Path, path: Path) -> Verification:
         for entry in entries:
             own = scores(*entry.place) if entry.record.status == "ok" else {}
             record = _measured(entry.record, own, benchmark)
-            record = _with_probes(record, probed.get(entry.place, {}), stated)
+            metrics = record.metrics
+            for name, made in probed.get(entry.place, {}).items():
+                metrics = suite.probes[name].added(metrics, made)
+            record = record.model_copy(update={"metrics": metrics})
             finals.setdefault(entry.place[:2], {})[entry.record.seed] = record
         finals = compared(suite, finals, scores)
     for entry in entries:
@@ -160,17 +163,6 @@ def _probes(folder: Path, board: Leaderboard) -> dict[tuple[str, int, int], dict
                 place = (made["row"], made["replicate"], made["seed"])
                 tables.setdefault(place, {})[made["probe"]] = ProbeTable(made["rows"])
     return tables
-
-
-def _with_probes(
-    record: RunRecord, tables: Mapping[str, ProbeTable], board: Leaderboard
-) -> RunRecord:
-    metrics = dict(record.metrics)
-    for name, made in tables.items():
-        probe = board.suite.probes[name].probe
-        metrics |= probe.summary(made)
-        metrics |= probe.related(metrics)
-    return record.model_copy(update={"metrics": metrics})
 
 
 # What is compared --------------------------------------------------------------------------------

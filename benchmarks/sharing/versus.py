@@ -99,27 +99,6 @@ class Encounter:
         return mean, low, high
 
 
-def encounters(
-    pairs: Iterable[tuple[str, str]], stores: Sequence[Path], words: str = ""
-) -> tuple[list[Encounter], list[str]]:
-    """Every table that has both rows of a pair, pair by pair.
-
-    Args:
-        pairs: Labels of rows.
-        stores: Folders of reports; a later one's table replaces an earlier one of the same name.
-        words: Only suites whose name has all these words.
-
-    Returns:
-        (encounters, names of tables that were left out since their suite has changed).
-
-    Raises:
-        ConfigError: No table has both rows of a pair.
-        DataError: A table cannot be read.
-    """
-    boards, withdrawn = read_boards(stores, words)
-    return meetings(pairs, boards), withdrawn
-
-
 def meetings(pairs: Iterable[tuple[str, str]], boards: Boards) -> list[Encounter]:
     """Every table that has both rows of a pair, pair by pair.
 

@@ -63,17 +63,9 @@ def _line(own: Encounter, left: float, y: float) -> str:
     mean, low, high = (_x(value, left) for value in own.share)
     colour = COLOURS.get(own.reading, "#888")
     told = f"{own.suite}: {own.share[0]:+.1f} % [{own.share[1]:+.1f}, {own.share[2]:+.1f}]"
-    hit = {"x": left, "y": y - PITCH / 2, "width": PANEL, "height": PITCH}
     return svg.element(
         "g",
-        svg.element(
-            "rect",
-            svg.tip(f"{told}; {own.reading}"),
-            **hit,
-            fill="none",
-            pointer_events="all",
-            class_="hit",
-        ),
+        svg.hit(f"{told}; {own.reading}", left, y - PITCH / 2, PANEL, PITCH),
         svg.line((low, y), (high, y), stroke=colour, stroke_width=2),
         svg.element("circle", cx=mean, cy=y, r=4, fill=colour),
         class_="row",

@@ -17,14 +17,8 @@ BudgetWord = Literal["", "suite", "own", "counted"]
 empty where it reads no retain data or the suite has no budget."""
 
 
-def check_defaults(spec: Suite, origin: str) -> None:
-    """A default that no row has is a misspelling."""
-    keys = [*spec.defaults, *(k for params in spec.defaults_of.values() for k in params)]
-    check_settings(spec, keys, f"{origin}: defaults")
-
-
 def check_settings(spec: Suite, keys: Iterable[str], origin: str) -> None:
-    """Refuses a setting that no row's method has."""
+    """A setting that no row's method has is a misspelling."""
     methods = sorted({*spec.method_of.values()})
     known = [METHODS[method].Config for method in methods if method in METHODS]
     fields = {name for config in known for name in (*config.model_fields, *config.aliases)}

@@ -16,9 +16,9 @@ from stable_forgetting.benchmarks.suite.suite import REFERENCES, Suite
 from stable_forgetting.common.base.config import Strict, check_known, read_yaml
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS
-from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.measure.metric import MetricSpec, Row
 from stable_forgetting.common.measure.rules import Rule, RuleSet
-from stable_forgetting.common.protocol.probe import Probe, make_probe
+from stable_forgetting.common.protocol.probe import Probe, ProbeTable, make_probe
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class SuiteProbe:
 
     registered: str
     probe: Probe
+
+    def added(self, metrics: Row, made: ProbeTable) -> dict[str, float | None]:
+        """A model's metrics with those of its table, and what the probe makes of both."""
+        metrics = {**metrics, **self.probe.summary(made)}
+        return {**metrics, **self.probe.related(metrics)}
 
 
 def make_probes(spec: Suite, origin: str) -> dict[str, SuiteProbe]:

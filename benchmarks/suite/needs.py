@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from stable_forgetting.vision.config import PACKAGE
 
 INSIDE = {"digits", "fictitious", "notes", "invented"}
 """Data that come with the packages or are made up on the spot."""
-SMALL = ("scratch", "tiny")
+OWN = ("scratch", "tiny")
+"""Models that are made here: no hub is needed."""
 WIDE = 256
 """Width of a model from scratch from which on two cores are too few."""
 LAYOUTS: Mapping[str, tuple[str, ...]] = {
@@ -32,7 +32,7 @@ def needs(data: Mapping[str, Any]) -> list[str]:
     probes = [(entry or {}).get("probe", name) for name, entry in data.get("probes", {}).items()]
     sources += ["reasoning"] if "reasoning" in probes else []
     asked = [source for source in dict.fromkeys(sources) if source not in INSIDE]
-    if model.get("name") in SMALL:
+    if model.get("name") in OWN:
         return [*asked, *(["a GPU"] if model.get("dim", 0) >= WIDE else [])]
     checkpoint = str(model.get("checkpoint", ""))
     if checkpoint.startswith(PACKAGE):  # small models, whose suites are sized for a CPU
@@ -57,12 +57,3 @@ def source_of(data: Mapping[str, Any]) -> str:
     if own_texts and data.get(own_texts) in (None, "invented"):
         return "invented"
     return name
-
-
-def data_sets(root: Path) -> list[str]:
-    """The data sets of which a folder of local data holds something."""
-    return [
-        name
-        for name, patterns in LAYOUTS.items()
-        if any(any(root.glob(pattern)) for pattern in patterns)
-    ]

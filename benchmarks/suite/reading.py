@@ -7,6 +7,7 @@ beyond the rest of the file, ``parts`` what several of them share.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any
@@ -75,15 +76,6 @@ def requests_until(name: str) -> Iterator[str]:
         name = after if isinstance(after, str) else name
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """What a file and those that it extends say together; later ones of a list win.
-
-    Raises:
-        ConfigError: A file is missing, damaged, or extends itself, directly or in a circle.
-    """
-    return _File(path).whole()
-
-
 @cache
 def built_in(name: str) -> dict[str, Any]:
     """What a built-in suite says."""
@@ -93,13 +85,13 @@ def built_in(name: str) -> dict[str, Any]:
     data = {**whole["suites"][entry], KEY: values}
     if "extends" in data:
         data["extends"] = fill(data["extends"], values, f"{path}: {entry}")
-    data = _File(path, whole.get("parts", {})).joined(data, shared)
+    data = SuiteFile(path, whole.get("parts", {})).joined(data, shared)
     return {**fill(data, data.pop(KEY), f"{path}: {entry}"), "suite": name}
 
 
 def _own(path: Path) -> dict[str, Any]:
     """What a user's file says; of a variable with several values it takes the first."""
-    data = read_file(path)
+    data = SuiteFile(path).whole()
     if "suites" in data:
         raise ConfigError(f"{path}: suites: a built-in file of several suites; give a suite's name")
     data = fill(data, points(data.pop(KEY, None) or {}, str(path))[0], str(path))
@@ -117,23 +109,21 @@ def suite_version(name: str) -> int:
     return int(read_suite(name)[1].get("version", 1))
 
 
-class _File:
+@dataclass(frozen=True)
+class SuiteFile:
     """A file of suites: ``extends`` takes its parts, built-in suites, and files beside it."""
 
-    def __init__(
-        self,
-        path: Path,
-        parts: Mapping[str, Any] | None = None,
-        children: Sequence[Any] = (),
-        known: dict[Path, dict[str, Any]] | None = None,
-    ) -> None:
-        self.path = path
-        self.parts = parts or {}
-        self.children = children
-        self.known = {} if known is None else known  # a file that many extend is read once
+    path: Path
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    children: tuple[Path, ...] = ()
+    known: dict[Path, dict[str, Any]] = field(default_factory=dict)  # each file is read once
 
     def whole(self) -> dict[str, Any]:
-        """What the file says."""
+        """What the file and those that it extends say together; later ones of a list win.
+
+        Raises:
+            ConfigError: One is missing, damaged, or extends itself, directly or in a circle.
+        """
         return self.joined(read_yaml(self.path))
 
     def joined(
@@ -163,7 +153,7 @@ class _File:
         if file in chain:
             raise ConfigError(f"{self.path}: extends: '{name}' closes a circle; break it")
         if file not in self.known:
-            self.known[file] = _File(file, children=chain, known=self.known).whole()
+            self.known[file] = SuiteFile(file, children=chain, known=self.known).whole()
         return self.known[file]
 
     def _placed(self, mapping: Mapping[str, Any]) -> dict[str, Any]:

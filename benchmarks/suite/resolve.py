@@ -13,7 +13,6 @@ from stable_forgetting.benchmarks.suite.attacks import NO_RETRAIN, check_tuning,
 from stable_forgetting.benchmarks.suite.defaults import (
     BudgetWord,
     budget_of,
-    check_defaults,
     check_settings,
     row_params,
 )
@@ -53,21 +52,14 @@ class ResolvedRow:
     budget: BudgetWord = ""
     grid: GridRow | None = None
 
-    @property
-    def trials(self) -> tuple[Strict, ...]:
-        """Full configs of the trials that are known before any is run."""
-        return tuple(draw.config for draw in self.draws)
-
 
 @dataclass(frozen=True)
 class ResolvedSuite:
     """A validated suite: typed protocol, typed rows.
 
     Attributes:
-        spec: As it was written.
         protocol: Of the last fold, where there are folds.
         after: The suite, or the fold, of the request before.
-        audits: Of the report.
         fold: Its name among the folds; empty without any.
         folds: The folds before the last, each a suite.
         rehearsal: How much of it is done, where it is only rehearsed.
@@ -149,7 +141,8 @@ def load_suite(
     spec = with_columns(spec, protocol, probes, str(path))
     _check_labels(spec, str(path))
     accepts = _accepts(spec, str(path))
-    check_defaults(spec, str(path))
+    defaults = [*spec.defaults, *(key for of in spec.defaults_of.values() for key in of)]
+    check_settings(spec, defaults, f"{path}: defaults")
     if only:
         spec = _only(spec, only, str(path))
     rows = tuple(
@@ -160,8 +153,10 @@ def load_suite(
     check_tuning(spec, f"{path}: tune.after_attack")
     _check_selection(spec, protocol, f"{path}: tune.select")
     resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes, accepts=accepts)
-    if overrides or seeds or only:
-        resolved = _renamed(resolved, overrides, seeds, only)
+    if overrides or seeds or only:  # it reports under a name of its own, as digits-class+3f2a1b
+        own = {"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)}
+        name = f"{spec.suite}+{digest(own)[:6]}"
+        resolved = replace(resolved, spec=spec.model_copy(update={"suite": name}))
     return _folded(resolved, str(path)) if spec.folds else resolved
 
 
@@ -198,15 +193,6 @@ def _folded(suite: ResolvedSuite, origin: str) -> ResolvedSuite:
             fold = replace(fold, after=folds[-1])
         folds.append(fold)
     return replace(folds[-1], folds=tuple(folds[:-1]), unfolded=suite.spec)
-
-
-def _renamed(
-    suite: ResolvedSuite, overrides: Sequence[str], seeds: Sequence[int] | None, only: Sequence[str]
-) -> ResolvedSuite:
-    """A varied suite reports under a name of its own, such as ``digits-class+3f2a1b``."""
-    variant = digest({"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)})[:6]
-    spec = suite.spec.model_copy(update={"suite": f"{suite.spec.suite}+{variant}"})
-    return replace(suite, spec=spec)
 
 
 def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite | None:

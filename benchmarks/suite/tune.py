@@ -85,19 +85,6 @@ class Tune(Strict):
             return {label: item for label, item in value.items() if item is not None}
         return value
 
-    @model_validator(mode="after")
-    def _one_way(self) -> Tune:
-        if (self.trials is None) == (self.trials_per_dimension is None):
-            raise ValueError(
-                "give one of trials and trials_per_dimension (an inherited one goes with null)"
-            )
-        if self.after_attack is not None and self.select != "retrain":
-            raise ValueError(
-                "after_attack compares with the tuning seed's Retrain, which select: "
-                "without_retrain does not train; leave one of them out"
-            )
-        return self
-
     def count(self, dimensions: int) -> int:
         """Trials of a row that has so many searched parameters."""
         return self.trials or (self.trials_per_dimension or 0) * dimensions
@@ -110,7 +97,16 @@ class Tune(Strict):
         return f"{self.trials_per_dimension} trials per searched parameter of a row"
 
     @model_validator(mode="after")
-    def _same_budget(self) -> Tune:
+    def _consistent(self) -> Tune:
+        if (self.trials is None) == (self.trials_per_dimension is None):
+            raise ValueError(
+                "give one of trials and trials_per_dimension (an inherited one goes with null)"
+            )
+        if self.after_attack is not None and self.select != "retrain":
+            raise ValueError(
+                "after_attack compares with the tuning seed's Retrain, which select: "
+                "without_retrain does not train; leave one of them out"
+            )
         for label, grid in self.grids.items():
             size, wanted = math.prod(map(len, grid.values())), self.count(len(grid))
             if size != wanted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -150,15 +149,6 @@ def related(
         return replace(cell, metrics={**cell.metrics, **further})
 
     return [beside(cell) for cell in cells]
-
-
-CELLS = "cells.jsonl"
-"""The file of all cells of a sweep."""
-
-
-def cells_text(board: Sweep) -> str:
-    """One line per cell."""
-    return "".join(json.dumps(cell.line(), allow_nan=False) + "\n" for cell in board.cells)
 
 
 def to_json(board: Sweep) -> dict[str, Any]:

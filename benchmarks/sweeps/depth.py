@@ -137,7 +137,12 @@ def depth_table(board: Sweep) -> Table:
     """Along the size of each bound: the accepted share, and the steps of every audit."""
     shown = panels(board)
     rows = [
-        [name, place_text(place), label, *(_cell(panel, label) for panel in shown)]
+        [
+            name,
+            place if isinstance(place, str) else f"{place:g}",
+            label,
+            *(_cell(panel, label) for panel in shown),
+        ]
         for name, points in lines_of(board.suite).items()
         for place, label in points
     ]
@@ -153,13 +158,8 @@ def _cell(panel: Panel, label: str) -> str:
     return f"{'≥ ' if label in panel.cut else ''}{number(math.fsum(values) / len(values), 1)}"
 
 
-def place_text(place: Place) -> str:
-    """``0.3``, ``absolute`` or ``none``."""
-    return f"{place:g}" if isinstance(place, float) else place
-
-
 def depth_picture(board: Sweep) -> Picture | None:
-    """What is accepted and what is relearned, of every row that has both; None without such rows.
+    """A mark per row: the share that is accepted and the steps to relearn; None of fewer than two.
 
     The steps are those of the first audit that trains on forgotten samples.
     """
@@ -169,29 +169,14 @@ def depth_picture(board: Sweep) -> Picture | None:
         return None
     steps = {label: relearned.summary(label, STEPS) for label in relearned.rows}
     accepted = {line.label: mean(line.accepted) for line in board.lines if line.accepted}
-    return scatter(board.suite, accepted, steps, steps.get(board.suite.retrain))
-
-
-def scatter(
-    suite: ResolvedSuite,
-    accepted: Mapping[str, float],
-    steps: Mapping[str, Measure | None],
-    retrain: Measure | None,
-) -> Picture | None:
-    """A mark per row that is in both; None where there are less than two.
-
-    Args:
-        accepted: Row -> share of the grid's cells that the rule accepts, in percent.
-        steps: Row -> steps of the attack on its best cell.
-        retrain: Of the same attack.
-    """
+    retrain = steps.get(board.suite.retrain)
     known = {label: one for label, one in steps.items() if one and one.value is not None}
     labels = [label for label in accepted if label in known]
     if len(labels) < 2:
         return None
     measured = [one for one in (*(known[n] for n in labels), retrain) if one]
     top = max(1.0, *(_ends(one)[1] for one in measured))  # all may take no step
-    colours = _colours(suite)
+    colours = _colours(board.suite)
     dots = [_place(accepted[label], known[label].value or 0.0, top) for label in labels]
     body = _frame(top, retrain)
     for index, (label, dot) in enumerate(zip(labels, dots, strict=True)):
@@ -209,7 +194,7 @@ def scatter(
     height = max(bottom + 14, TOP + 20 + LINE * len(labels))
     subtitle = "blue: bounded; red: the same without a bound; grey: others; " * bool(colours)
     subtitle += f"bars: {known[labels[0]].interval}"
-    title = f"{suite.name}: {TITLE}"
+    title = f"{board.suite.name}: {TITLE}"
     size = (LEFT + SIDE + 200, height)
     return Picture(svg.picture(*size, body, title=title, subtitle=subtitle), TITLE, "depth.svg")
 

@@ -63,7 +63,7 @@ def test_the_later_of_steps_and_epochs_holds(tiny_suite):
     lengths = {label: (r.config.steps, r.config.epochs) for label, r in rows_of(suite).items()}
     assert lengths == {"gd": (5, None), "finetune": (None, 3), "gd_sine": (None, 2)}
     tuned = rows_of(tiny_suite(methods=rows, budget=EPOCHS, tune={"trials": 2, "spaces": space}))
-    assert all(trial.epochs is None for trial in tuned["finetune"].trials)
+    assert all(draw.config.epochs is None for draw in tuned["finetune"].draws)
     assert {row.budget for row in tuned.values()} == {"own"}
 
 

@@ -192,13 +192,12 @@ def test_abandoned_workers_end_at_once():
 
 
 def test_one_worker_works_in_this_process_and_more_in_a_pool():
-    inline = executors.make_executor(1, 1, ())
-    assert isinstance(inline, executors.InlineExecutor)
-    assert inline.submit(divmod, 7, 2).result() == (3, 1)
-    assert isinstance(inline.submit(divmod, 7, 0).exception(), ZeroDivisionError)
-    pool = executors.make_executor(2, 1, ())
-    assert isinstance(pool, executors.WorkerPool)
-    pool.shutdown()
+    with executors.executing(1, 1, ()) as inline:
+        assert isinstance(inline, executors.InlineExecutor)
+        assert inline.submit(divmod, 7, 2).result() == (3, 1)
+        assert isinstance(inline.submit(divmod, 7, 0).exception(), ZeroDivisionError)
+    with executors.executing(2, 1, ()) as pool:
+        assert isinstance(pool, executors.WorkerPool)
 
 
 def test_installed_command_is_the_module():

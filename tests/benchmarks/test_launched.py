@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor, make_executor
+from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor, executing
 from stable_forgetting.benchmarks.pipeline.runner import run_stage
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError
@@ -253,7 +253,8 @@ def test_launched_processes_share_every_stage_without_a_pool(second, monkeypatch
     monkeypatch.setattr(
         "stable_forgetting.benchmarks.pipeline.executors.prepare_worker", lambda *_, **__: None
     )
-    assert isinstance(make_executor(8, 1, ()), InlineExecutor)
+    with executing(8, 1, ()) as executor:
+        assert isinstance(executor, InlineExecutor)
 
 
 def test_a_world_size_without_a_launcher_means_one_process(monkeypatch):

@@ -173,7 +173,7 @@ def test_the_example_is_a_row_of_every_built_in_suite(name, loaded_example, buil
     assert (row.search is not None) == bool(parent.spec.tune)
     if row.search is not None and "forget_weight" in row.search.space:
         assert len({draw.config.forget_weight for draw in row.draws}) > 1
-    assert not tuned or len(row.trials) == len(tuned[0].trials)
+    assert not tuned or len(row.draws) == len(tuned[0].draws)
     plan = make_plan(suite, StageStore(tmp_path))
     named = {result.label for result in plan.results} | set(plan.waiting)
     assert {"down_to_chance", "down_to_chance_sine"} <= named | set(plan.inapplicable)

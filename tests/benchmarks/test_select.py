@@ -315,5 +315,5 @@ def test_a_count_that_does_not_fit_is_one_line(tiny_suite, over, fault):
 def test_an_inherited_number_of_trials_goes_with_null(tiny_suite):
     path = str(tiny_suite(methods=FOUR, tune={"trials": 3, "spaces": SPACES}))
     suite = load_suite(path, ["tune.trials=null", "tune.trials_per_dimension=2"])
-    assert len(suite.row("gd").trials) == 4 and len(suite.row("finetune").trials) == 2
+    assert len(suite.row("gd").draws) == 4 and len(suite.row("finetune").draws) == 2
     assert "trials" not in suite.spec.tune.model_dump()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.suite.reading import read_file
+from stable_forgetting.benchmarks.suite.reading import SuiteFile
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.resolved import resolved_table
@@ -71,11 +71,11 @@ def test_built_in_suite_is_sound(name, built_in):
     published = getattr(suite.protocol.model, "original", None) is not None
     gates = {"tdec": 0, "muse": 50, "wmdp": 0, "rwku": 0} if published else {}
     assert suite.protocol.minimum_train_accuracy >= gates.get(suite.spec.benchmark, 90)
-    tuned = [row for row in suite.rows if row.trials]
-    assert len({len(row.trials) for row in tuned}) <= 1, "every method gets the same trials"
+    tuned = [row for row in suite.rows if row.draws]
+    assert len({len(row.draws) for row in tuned}) <= 1, "every method gets the same trials"
     for row in tuned:
         assert row.method not in REFERENCES
-        assert len({digest(canonical(trial)) for trial in row.trials}) == len(row.trials)
+        assert len({digest(canonical(draw.config)) for draw in row.draws}) == len(row.draws)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def write(folder, **files):
     ids=["one", "the nearest wins", "the later wins"],
 )
 def test_extends_merges(tmp_path, files, merged):
-    assert read_file(write(tmp_path, **files)) == merged
+    assert SuiteFile(write(tmp_path, **files)).whole() == merged
 
 
 def test_files_of_a_list_are_joined_as_a_file_with_what_it_extends(tmp_path):
@@ -162,7 +162,7 @@ def test_files_of_a_list_are_joined_as_a_file_with_what_it_extends(tmp_path):
         a=f"plugins: [a.py]\ndefaults: {{epochs: 5}}\n{rows}",
         b="plugins: [b.py]\ndefaults: {steps: 30}\nmethods: {original: , gd_lora: , gd: }",
     )
-    assert read_file(path) == {
+    assert SuiteFile(path).whole() == {
         "plugins": [str(tmp_path / name) for name in ("a.py", "b.py")],
         "defaults": {"epochs": None, "steps": 30},
         "methods": {"original": None, "gd_lora": {"params": {"lam": 2}}, "gd": None},
@@ -173,7 +173,7 @@ def test_a_file_that_many_extend_is_read_once(tmp_path):
     """Twenty levels that each name the next one twice: a million reads, if each were one."""
     deep = {f"s{k}": f"extends: [s{k + 1}.yaml, s{k + 1}.yaml]\nk{k}: 1" for k in range(20)}
     child = write(tmp_path, child="extends: s0.yaml", **deep, s20="a: 1")
-    assert len(read_file(child)) == 21
+    assert len(SuiteFile(child).whole()) == 21
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_file_that_many_extend_is_read_once(tmp_path):
 def test_extends_errors(tmp_path, child, fault):
     path = write(tmp_path, child=child, base="extends: child.yaml")
     with pytest.raises(ConfigError, match=fault):
-        read_file(path)
+        SuiteFile(path).whole()
 
 
 def test_extends_merges_one_level(tmp_path, tiny_suite):
@@ -314,13 +314,13 @@ def test_grids_resolve_to_trials(tiny_suite):
         "gd_sine": {"adapter.rank": [2, 3], "lr": [0.5, 0.6]},
     }
     suite = load_suite(str(tiny_suite(methods=rows, tune={"trials": 4, "grids": grids})))
-    assert [trial.lr for trial in suite.row("gd").trials] == [0.1, 0.2, 0.3, 0.4]
-    sine = suite.row("gd_sine").trials
+    assert [draw.config.lr for draw in suite.row("gd").draws] == [0.1, 0.2, 0.3, 0.4]
+    sine = [draw.config for draw in suite.row("gd_sine").draws]
     assert [(t.adapter.rank, t.lr, t.forget_weight, t.adapter.phi) for t in sine] == [
         (rank, lr, 0.7, "sine") for rank in (2, 3) for lr in (0.5, 0.6)
     ]
     for label in ("original", "target", "fixed"):
-        assert suite.row(label).trials == ()
+        assert suite.row(label).draws == ()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "a,b", "a\nb", "x" * 99])

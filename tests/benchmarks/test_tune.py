@@ -80,7 +80,8 @@ def test_draws_are_different_readable_and_in_range(load, sampler):
     suite = load(sampler=sampler, trials=6)
     values = drawn(suite, "gd_lora")
     assert len({json.dumps(v) for v in values}) == 6
-    for value, config in zip(values, suite.row("gd_lora").trials, strict=True):
+    for value, draw in zip(values, suite.row("gd_lora").draws, strict=True):
+        config = draw.config
         assert type(value["adapter.rank"]) is int and 2 <= config.adapter.rank <= 16
         assert 1e-4 <= config.lr <= 1e-2 and float(f"{config.lr:.3g}") == config.lr
         assert (config.lr, config.adapter.rank) == (value["lr"], value["adapter.rank"])
@@ -108,8 +109,8 @@ def test_every_row_has_the_same_budget(load):
     suite = load()
     tuned = [row for row in suite.rows if row.search]
     assert [row.label for row in tuned] == ["gd", "gd_lora", "gd_sine", "finetune"]
-    assert {len(row.trials) for row in tuned} == {6}
-    assert suite.row("finetune").search.sampler == "grid" and suite.row("fixed").trials == ()
+    assert {len(row.draws) for row in tuned} == {6}
+    assert suite.row("finetune").search.sampler == "grid" and suite.row("fixed").draws == ()
 
 
 def test_a_space_of_just_enough_values_is_drawn_whole(tiny_suite):
@@ -117,7 +118,7 @@ def test_a_space_of_just_enough_values_is_drawn_whole(tiny_suite):
     for sampler in ("qmc", "random"):
         tune = {"trials": 4, "sampler": sampler, "spaces": space}
         suite = load_suite(str(tiny_suite(methods=SMALL, tune=tune)))
-        assert {(t.lr, t.forget_weight) for t in suite.row("gd").trials} == {
+        assert {(d.config.lr, d.config.forget_weight) for d in suite.row("gd").draws} == {
             (lr, lam) for lr in (1e-3, 2e-3) for lam in (0.1, 0.3)
         }
 
@@ -139,7 +140,7 @@ def test_a_child_replaces_an_inherited_grid_by_a_space(tiny_suite, tmp_path):
 def test_the_documented_example_is_valid(tiny_suite):
     text = (ROOT / "CONTRIBUTING.md").read_text().split("```yaml\ntune:")[1].split("```")[0]
     suite = load_suite(str(tiny_suite(methods=ROWS, tune=yaml.safe_load("tune:" + text)["tune"])))
-    assert {len(row.trials) for row in suite.rows if row.search} == {8}
+    assert {len(row.draws) for row in suite.rows if row.search} == {8}
     assert suite.row("finetune").search.sampler == "grid"
 
 
@@ -422,8 +423,8 @@ def test_lam_and_forget_weight_are_one_word(tiny_suite):
     for word in ("lam", "forget_weight"):
         tune = {"trials": 2, "spaces": {"default": {word: space}, "finetune": {"lr": space}}}
         suite = load_suite(str(tiny_suite(methods=rows, tune=tune)))
-        assert all(0.1 <= t.forget_weight <= 1 for t in suite.row("gd").trials)
-        assert all(0.1 <= t.forget_weight <= 1 for t in suite.row("npo_gdr").trials)
+        assert all(0.1 <= d.config.forget_weight <= 1 for d in suite.row("gd").draws)
+        assert all(0.1 <= d.config.forget_weight <= 1 for d in suite.row("npo_gdr").draws)
         given = load_suite(str(tiny_suite(methods=rows, defaults={word: 0.7})))
         assert (
             given.row("gd").config.forget_weight,

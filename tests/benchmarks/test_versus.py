@@ -10,7 +10,13 @@ import pytest
 
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.shipped import RESULTS
-from stable_forgetting.benchmarks.sharing.versus import CLAIMS, encounters, sections, to_csv
+from stable_forgetting.benchmarks.sharing.versus import (
+    CLAIMS,
+    meetings,
+    read_boards,
+    sections,
+    to_csv,
+)
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.measure.gaps import paired_difference
@@ -43,6 +49,11 @@ def put(tmp_path):
         return tmp_path / "suites"
 
     return write
+
+
+def encounters(pairs, stores, words=""):
+    boards, withdrawn = read_boards(stores, words)
+    return meetings(pairs, boards), withdrawn
 
 
 def readings(store, pair=PAIR, words=""):
