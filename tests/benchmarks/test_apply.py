@@ -25,6 +25,7 @@ from stable_forgetting.common.membership.attacks import loss_threshold_attack
 from stable_forgetting.vision.apply.checkpoint import read_checkpoint
 from stable_forgetting.vision.apply.images import list_folder, map_labels
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
+from tests.benchmarks.test_own_suite import PLUGIN
 
 NAMES = ("amber", "blue", "green", "red")
 COLOURS = {"amber": (230, 170, 30), "blue": (40, 60, 220), "green": (40, 190, 70)}
@@ -430,20 +431,6 @@ def test_another_application_does_not_go_on_from_a_foreign_checkpoint(request_, 
     apply(other, progress=lambda step, total, loss: seen.append(step))
     assert seen == [*range(1, 9)]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-PLUGIN = """
-from stable_forgetting.common import METHODS, GradientConfig, GradientMethod, MethodInfo
-from stable_forgetting.common import gradient_difference
-
-@METHODS.register("mine")
-class Mine(GradientMethod):
-    '''Gradient difference times a factor.'''
-    info = MethodInfo(1, "here", frozenset({"forget", "retain"}))
-    Config = GradientConfig
-    def prepare(self, task):
-        return gradient_difference(1.0, 1.0)
-"""
 
 
 def test_an_edited_plugin_does_not_go_on_from_its_checkpoint(request_, tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.common.store.weights import load_weights
 from stable_forgetting.common.train.tracking import read_scalars
 from stable_forgetting.vision.benchmark import VisionBenchmark
+from tests.benchmarks.test_render import strict
 
 FAILING = """
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
@@ -38,14 +39,6 @@ class Boom(UnlearningMethod):
     def unlearn(self, task):
         raise ZeroDivisionError("boom")
 """
-
-
-def refuse(name):
-    raise AssertionError(f"{name} is no JSON")
-
-
-def strict(text):
-    return json.loads(text, parse_constant=refuse)
 
 
 def results_of(path, store, *overrides):
@@ -133,18 +126,16 @@ def test_original_and_retrain_hold_one_model(tiny_suite, tmp_path, find_stage, m
     assert len({call.args[1] for call in build.call_args_list}) == build.call_count == 2
 
 
-def test_records_say_how_float32_was_scored(tiny_suite, tmp_path, find_stage):
+def test_records_say_the_device_and_how_float32_was_scored(tiny_suite, tmp_path, find_stage):
     stage = find_stage(tiny_suite(tmp_path), tmp_path, "split", "split/seed-1")
+
+    def hardware(device):
+        return StageContext(stage, Runtime(store=tmp_path, device=device)).hardware
+
     for device, rounded in (("cpu", None), ("cuda:0", "tf32")):
-        context = StageContext(stage, Runtime(store=tmp_path, device=device))
-        assert context.hardware.get("scored_float32_as") == rounded
-        assert context.hardware["device"] == device
-
-
-def test_a_device_that_is_picked_is_recorded_by_its_name(tiny_suite, tmp_path, find_stage):
-    stage = find_stage(tiny_suite(tmp_path), tmp_path, "split", "split/seed-1")
-    context = StageContext(stage, Runtime(store=tmp_path, device="auto"))
-    assert context.hardware["device"] in ("cpu", "cuda:0")
+        assert hardware(device).get("scored_float32_as") == rounded
+        assert hardware(device)["device"] == device
+    assert hardware("auto")["device"] in ("cpu", "cuda:0"), "by the name of what was picked"
 
 
 def test_a_processor_is_named_with_family_and_model(tmp_path):
@@ -153,14 +144,6 @@ def test_a_processor_is_named_with_family_and_model(tmp_path):
     assert processor(cpuinfo) == "AMD EPYC, family 25, model 17"
     assert processor(tmp_path / "none")
     assert environment()["processor"] == processor()
-
-
-def test_two_retrains_differ_and_share_their_split(filled):
-    results = results_of(filled.paths["class"], filled.store)
-    first, second = (results["retrain", 1, replicate] for replicate in (0, 1))
-    assert first[0].stages["split"] == second[0].stages["split"]
-    weights = [(folder / "model.safetensors").read_bytes() for _, folder, _ in (first, second)]
-    assert weights[0] != weights[1]
 
 
 def test_same_seed_same_bits_in_another_store(filled, cli, tmp_path):
@@ -195,9 +178,6 @@ def test_a_second_run_executes_nothing(copied, cli, monkeypatch):
     )  # fmt: skip
     assert done.code == 0 and "Traceback" not in done.err
     assert before == {p: p.stat().st_mtime_ns for p in (copied.store / "stages").rglob("*")}
-    asked = cli("plan", copied.paths["class"], "--store", copied.store)
-    counts = [line.split() for line in asked.out.splitlines() if "measure" in line]
-    assert counts == [["measure", "12", "0", "12"]], "eleven rows and the second Retrain"
 
 
 @pytest.mark.parametrize("label", ["gd_bad", "gd_capped"])
@@ -263,30 +243,22 @@ def test_scalars_have_no_gap_and_no_duplicate(filled):
             assert steps == sorted(set(steps)) and len(read) == len(steps)
 
 
-def test_the_gate_refuses_a_weak_original(copied, cli, one_line_error, nothing_half):
-    before = sorted((copied.store / "stages").iterdir())
-    done = cli(
-        "run", copied.paths["class"], "--store", copied.store, "--workers", 1, "--only", "gd",
-        "--set", "protocol.minimum_train_accuracy=99.5", "--set", "methods.gd.params.lr=2e-4",
-    )  # fmt: skip
-    line = one_line_error(done)
-    assert "minimum_train_accuracy 99.5" in line and "original/seed-1" in line
-    nothing_half(copied.store)
-    assert before == sorted((copied.store / "stages").iterdir())
-
-
 def test_a_weak_original_ends_a_run_before_any_retrain_is_trained(
-    tiny_suite, tmp_path, cli, one_line_error
+    tiny_suite, tmp_path, cli, one_line_error, nothing_half
 ):
     rows = {"original": None, "retrain": None, "gd": None}
     path = tiny_suite(tmp_path, suite="weak", methods=rows, defaults={"steps": 2})
     given = ("run", path, "--store", tmp_path / "store", "--workers", 1)
     gate = "protocol.minimum_train_accuracy=99.5"
-    assert "original/seed-" in one_line_error(cli(*given, "--set", gate))
-    kinds = sorted(each.name.partition("-")[0] for each in (tmp_path / "store/stages").iterdir())
-    assert "original" in kinds and not {"retrain", "unlearn"} & {*kinds}
+    line = one_line_error(cli(*given, "--set", gate))
+    assert "minimum_train_accuracy 99.5" in line and "original/seed-1" in line
+    before = sorted(each.name for each in (tmp_path / "store/stages").iterdir())
+    kinds = {name.partition("-")[0] for name in before}
+    assert "original" in kinds and not {"retrain", "unlearn"} & kinds
+    assert "original/seed-1" in one_line_error(cli(*given, "--set", gate))
+    nothing_half(tmp_path / "store")
+    assert before == sorted(each.name for each in (tmp_path / "store/stages").iterdir())
     assert cli(*given, "--only", "original", "--set", gate).code == 0, "nothing is unlearned"
-    assert "original/seed-" in one_line_error(cli(*given, "--set", gate))
     assert cli(*given).code == 0
 
 

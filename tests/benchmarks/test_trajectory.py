@@ -12,7 +12,6 @@ import pytest
 from stable_forgetting.benchmarks.leaderboard import target
 from stable_forgetting.benchmarks.leaderboard.trajectory import mean_line
 from stable_forgetting.benchmarks.report import svg
-from stable_forgetting.common.train.tracking import read_scalars
 
 ROWS = {
     "original": None,
@@ -83,50 +82,36 @@ def test_a_report_without_a_split_is_incomplete(copied, cli):
     assert sorted(reports) == [False, True, True, True]
 
 
-def test_a_record_says_what_stopped_its_training(tiny_suite, tmp_path, cli):
-    params = {"evaluate_every": 2, "steps": 5, "stop_below": {"fa": 101.0}}
-    rows = {"original": None, "retrain": None, "gd": {"params": params}}
-    path = tiny_suite(tmp_path, suite="stopped", methods=rows, columns=["fa"])
-    assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
-    lines = (tmp_path / "store/suites/stopped/records.jsonl").read_text().splitlines()
-    records = {record["row"]: record for record in map(json.loads, lines)}
+@pytest.fixture
+def stopping(tiny_suite, tmp_path, cli):
+    """Runs a row with a condition to stop at; row -> its record."""
+
+    def run(**params):
+        rows = {"original": None, "retrain": None, "gd": {"params": params}}
+        path = tiny_suite(tmp_path, suite="stopped", methods=rows, columns=["fa"])
+        assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
+        lines = (tmp_path / "store/suites/stopped/records.jsonl").read_text().splitlines()
+        return {record["row"]: record for record in map(json.loads, lines)}
+
+    return run
+
+
+def test_a_record_says_what_stopped_its_training(stopping):
+    records = stopping(evaluate_every=2, steps=5, stop_below={"fa": 101.0})
     assert "fa" in records["gd"]["stopped"] and records["gd"]["cost"]["steps"] == 2
     assert records["retrain"]["stopped"] == ""
 
 
 @pytest.mark.parametrize(("metric", "steps"), [("ua", 2), ("fa", 4)])
-def test_a_training_stops_at_retrains_value(metric, steps, tiny_suite, tmp_path, cli):
+def test_a_training_stops_at_retrains_value(metric, steps, stopping):
     """Of a class that Retrain never saw: UA is at most Retrain's at once, FA never below it."""
-    params = {"lr": 1e-9, "evaluate_every": 2, "steps": 4, "stop_below": {metric: "retrain"}}
-    rows = {"original": None, "retrain": None, "gd": {"params": params}}
-    path = tiny_suite(tmp_path, suite="stopped", methods=rows, columns=["fa"])
-    assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
-    lines = (tmp_path / "store/suites/stopped/records.jsonl").read_text().splitlines()
-    records = {record["row"]: record for record in map(json.loads, lines)}
+    records = stopping(lr=1e-9, evaluate_every=2, steps=4, stop_below={metric: "retrain"})
     limit = records["retrain"]["metrics"][metric]
     at_most = records["gd"]["metrics"][metric] <= limit
     assert (records["gd"]["cost"]["steps"] == 2) == at_most
     assert records["gd"]["cost"]["steps"] == steps
 
 
-def test_watching_does_not_move_the_result(tiny_suite, tmp_path, cli):
-    values = []
-    for every in (0, 2):
-        row = {"method": "gd_lora", "params": {"evaluate_every": every, "steps": 4}}
-        path = tiny_suite(tmp_path, suite=f"s{every}", methods={**ROWS, "gd": row})
-        assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
-        text = (tmp_path / "store" / "suites" / f"s{every}" / "leaderboard.json").read_text()
-        gd = next(row for row in json.loads(text)["rows"] if row["row"] == "gd")
-        values.append({name: entry["mean"] for name, entry in gd["metrics"].items()})
-    assert values[0] == values[1]
-
-
 def test_a_mean_needs_every_seed():
     line = mean_line({1: {2: {"fa": 1.0}, 4: {"fa": 2.0}}, 2: {2: {"fa": 3.0}, 4: {}}}, "fa")
     assert line == {2: 2.0}
-
-
-def test_a_step_that_was_logged_and_evaluated_is_one_row(tmp_path):
-    log = tmp_path / "scalars.jsonl"
-    log.write_text('{"step": 2, "lr": 0.1}\n{"step": 2, "evaluation/fa": 5}\n{"step": 2, "lr": 0.2')
-    assert read_scalars(log) == [{"step": 2, "lr": 0.1, "evaluation/fa": 5}]
