@@ -594,55 +594,36 @@ def test_bare_files_need_arch(world, request_, tmp_path):
     assert_refused(missing, CheckpointError, "no such folder")
 
 
-def broken_images(tmp_path, change):
-    folder = tmp_path / "broken"
-    paint(folder, {"blue": 5, "red": 3}, 9)
-    change(folder)
-    return folder
-
-
-def _truncate(folder):
-    file = folder / "blue" / "03.png"
+def halve(file):
     file.write_bytes(file.read_bytes()[:200])
-
-
-def _only_empty_classes(folder):
-    shutil.rmtree(folder)
-    (folder / "blue").mkdir(parents=True)
-
-
-def _nothing(folder):
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def _text_file(folder):
-    (folder / "blue" / "notes.txt").write_text("hello")
-
-
-def _loose_image(folder):
-    shutil.copy(folder / "blue" / "00.png", folder / "loose.png")
-
-
-def _unknown_class(folder):
-    (folder / "blue").rename(folder / "bleu")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_truncate, ["03.png", "cannot be decoded"]),
-        (_only_empty_classes, ["blue", "holds no images"]),
-        (_nothing, ["no class subfolders"]),
+        (lambda folder: halve(folder / "blue/03.png"), ["03.png", "cannot be decoded"]),
+        (lambda folder: [f.unlink() for f in folder.rglob("*.png")], ["blue", "holds no images"]),
+        (lambda folder: [shutil.rmtree(f) for f in folder.iterdir()], ["no class subfolders"]),
         (shutil.rmtree, ["no such folder"]),
-        (_text_file, ["notes.txt", "not an image"]),
-        (_loose_image, ["loose.png", "class subfolders"]),
-        (_unknown_class, ["'bleu' is no class", "did you mean 'blue'"]),
+        (
+            lambda folder: (folder / "blue/notes.txt").write_text("hello"),
+            ["notes.txt", "not an image"],
+        ),
+        (
+            lambda folder: shutil.copy(folder / "blue/00.png", folder / "loose.png"),
+            ["loose.png", "class subfolders"],
+        ),
+        (
+            lambda folder: (folder / "blue").rename(folder / "bleu"),
+            ["'bleu' is no class", "did you mean 'blue'"],
+        ),
     ],
 )
 @pytest.mark.parametrize("role", ["forget", "test"])
 def test_bad_folders(request_, tmp_path, change, words, role):
-    folder = broken_images(tmp_path, change)
+    folder = tmp_path / "broken"
+    paint(folder, {"blue": 5, "red": 3}, 9)
+    change(folder)
     assert_refused(dataclasses.replace(request_, **{role: folder}), DataError, *words)
 
 

@@ -54,6 +54,12 @@ def results_of(path, store, *overrides):
     return found
 
 
+@pytest.fixture(scope="module")
+def results(filled):
+    """Those of the class suite."""
+    return results_of(filled.paths["class"], filled.store)
+
+
 def ids_digest(ids):
     return hashlib.sha256(np.sort(ids).astype("<i8").tobytes()).hexdigest()
 
@@ -146,17 +152,16 @@ def test_a_processor_is_named_with_family_and_model(tmp_path):
     assert environment()["processor"] == processor()
 
 
-def test_same_seed_same_bits_in_another_store(filled, cli, tmp_path):
+def test_same_seed_same_bits_in_another_store(filled, results, cli, tmp_path):
     rows, store = ["finetune", "random_label", "gd_sine", "gd_ball"], tmp_path / "another"
     run = ("run", filled.paths["class"], "--store", store, "--workers", 1)
     done = cli(*run, "--only", ",".join(rows))
     assert done.code == 0, done.err
-    here = results_of(filled.paths["class"], filled.store)
     suite = load_suite(str(filled.paths["class"]), only=rows)
     there, checked = StageStore(store), 0
     for result in make_plan(suite, there).results:
         record = RunRecord.load(there.folder("measure", result.stage.key) / "record.json")
-        ours, folder, _ = here[result.label, result.seed, result.replicate]
+        ours, folder, _ = results[result.label, result.seed, result.replicate]
         assert measured(record) == measured(ours), result.label
         model = result.stage.parents["model"]
         for path in there.folder(model.kind, model.key).glob("*"):
@@ -181,8 +186,7 @@ def test_a_second_run_executes_nothing(copied, cli, monkeypatch):
 
 
 @pytest.mark.parametrize("label", ["gd_bad", "gd_capped"])
-def test_divergence_is_a_status(filled, label):
-    results = results_of(filled.paths["class"], filled.store)
+def test_divergence_is_a_status(filled, results, label):
     record, folder, done = results[label, 1, 0]
     assert record.status == done["status"] == "diverged"
     assert "diverged at step" in record.status_detail and done["step"] >= 1
@@ -197,12 +201,10 @@ def test_divergence_is_a_status(filled, label):
     assert all(row.derived["ag"].n == 1 for row in others)
 
 
-def test_adapters_are_stored_small_and_evaluated_merged(filled):
+def test_adapters_are_stored_small_and_evaluated_merged(filled, results):
     from stable_forgetting.common.bounded.files import load_adapter
 
-    path = filled.paths["class"]
-    results = results_of(path, filled.store)
-    suite = load_suite(str(path))
+    suite = load_suite(str(filled.paths["class"]))
     benchmark = BENCHMARKS["image_classification"](
         suite.protocol, Runtime(store=filled.store, device="cpu")
     )
@@ -223,8 +225,7 @@ def test_adapters_are_stored_small_and_evaluated_merged(filled):
     assert full["trainable_parameters"] == full["base_parameters"]
 
 
-def test_methods_move_the_model(filled):
-    results = results_of(filled.paths["class"], filled.store)
+def test_methods_move_the_model(results):
     loss = {label: record.metrics.get("forget_loss") for (label, _, r), (record, _, _)
             in results.items() if r == 0}  # fmt: skip
     for label in ("finetune", "ascent", "random_label", "gd", "gd_lora", "gd_sine", "gd_ball"):
@@ -232,8 +233,7 @@ def test_methods_move_the_model(filled):
     assert loss["ascent"] > loss["original"]
 
 
-def test_scalars_have_no_gap_and_no_duplicate(filled):
-    results = results_of(filled.paths["class"], filled.store)
+def test_scalars_have_no_gap_and_no_duplicate(results):
     for (label, _, _), (record, folder, _) in results.items():
         if record.status == "ok":
             steps = [json.loads(line)["step"] for line in (folder / "scalars.jsonl").open()]
