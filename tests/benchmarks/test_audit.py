@@ -29,7 +29,7 @@ from stable_forgetting.common.audits.base import Measure, TooFew
 from stable_forgetting.common.audits.pairs import JensenShannon
 from stable_forgetting.common.audits.twins import LEAST, MARK, Rounding, UnlearningSeed
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.data.splits import ForgetSplit, ids_digest
 from stable_forgetting.common.measure.gaps import Summary
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.store.records import RunRecord
@@ -269,8 +269,6 @@ def test_halves_never_train_on_what_is_left_out(run):
     assert rows["gd_sine, halves"]["1"]["b.acc"]["n"] == 6
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     plan = AuditPlanner(suite, store).shadow_plan(Shadows(6, "halves"))
-    from stable_forgetting.common.data.splits import ids_digest
-
     for stage in plan.stages():
         if stage.kind == "unlearn":
             original, split = stage.parents["start"], stage.parents["split"]
