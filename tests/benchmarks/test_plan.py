@@ -12,7 +12,9 @@ from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.methods.simple import GradientDifference
+from stable_forgetting.common.protocol.benchmark import Versions
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.vision.metrics import GAP
@@ -139,16 +141,21 @@ def test_one_rows_params_leave_the_others_alone(plan_of):
     assert changed == {"gd/seed-1", "gd/seed-2"}
 
 
-def test_keys_change_with_the_version_of_a_method(plan_of, monkeypatch):
-    """Versions of a benchmark are test_versions'."""
-    old = keys_of(plan_of())
+def test_keys_change_with_versions(plan_of, monkeypatch):
+    before = plan_of()
     newer = dataclasses.replace(GradientDifference.info, version=99)
-    monkeypatch.setattr(GradientDifference, "info", newer)
-    new = keys_of(plan_of())
+    with monkeypatch.context() as patch:
+        patch.setattr(GradientDifference, "info", newer)
+        after = plan_of()
+    old, new = keys_of(before), keys_of(after)
     assert {name for kind, name in old if old[kind, name] != new[kind, name]} == {
         "gd/seed-1",
         "gd/seed-2",
     }, "a subclass has a version of its own"
+    monkeypatch.setattr(
+        BENCHMARKS["image_classification"], "versions", Versions(split=99, train=99)
+    )
+    assert changed_kinds(before, plan_of()) == KINDS
 
 
 def test_seeds_and_replicates_are_independent_of_their_neighbours(plan_of):

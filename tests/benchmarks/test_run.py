@@ -152,6 +152,13 @@ def test_a_processor_is_named_with_family_and_model(tmp_path):
     assert environment()["processor"] == processor()
 
 
+def test_two_retrains_differ_and_share_their_split(results):
+    first, second = (results["retrain", 1, replicate] for replicate in (0, 1))
+    assert first[0].stages["split"] == second[0].stages["split"]
+    weights = [(folder / "model.safetensors").read_bytes() for _, folder, _ in (first, second)]
+    assert weights[0] != weights[1]
+
+
 def test_same_seed_same_bits_in_another_store(filled, results, cli, tmp_path):
     rows, store = ["finetune", "random_label", "gd_sine", "gd_ball"], tmp_path / "another"
     run = ("run", filled.paths["class"], "--store", store, "--workers", 1)
@@ -183,6 +190,9 @@ def test_a_second_run_executes_nothing(copied, cli, monkeypatch):
     )  # fmt: skip
     assert done.code == 0 and "Traceback" not in done.err
     assert before == {p: p.stat().st_mtime_ns for p in (copied.store / "stages").rglob("*")}
+    asked = cli("plan", copied.paths["class"], "--store", copied.store)
+    counts = [line.split() for line in asked.out.splitlines() if "measure" in line]
+    assert counts == [["measure", "12", "0", "12"]], "eleven rows and the second Retrain"
 
 
 @pytest.mark.parametrize("label", ["gd_bad", "gd_capped"])

@@ -191,6 +191,21 @@ def test_extends_errors(tmp_path, child, fault):
         read_file(path)
 
 
+def test_extends_merges_one_level(tmp_path, tiny_suite):
+    parent = tiny_suite(tmp_path, suite="parent", defaults={"steps": 3})
+    child = tmp_path / "child.yaml"
+    child.write_text(
+        f"extends: {parent.name}\nsuite: child\nseeds: [7, 8]\n"
+        "protocol: {scenario: {kind: class, num_classes: 2}}\nmethods: {gd: }\n"
+    )
+    suite = load_suite(str(child))
+    assert suite.name == "child" and suite.spec.seeds == (7, 8)
+    assert rows_of(suite) == ["original", "retrain", "gd"]
+    assert suite.protocol.scenario.num_classes == 2
+    assert suite.protocol.data.train_images == 200, "the parent's data stays"
+    assert suite.row("gd").config.steps == 3
+
+
 def test_overrides_are_typed_and_nested(tiny_suite):
     path = str(tiny_suite(methods={"original": None, "retrain": None, "gd_sine": None}))
     suite = load_suite(

@@ -405,7 +405,8 @@ def test_a_sweep_is_judged_beside_retrain(tiny_suite, cli, one_line_error):
     assert "0 rows of method retrain; every gap is to it" in one_line_error(cli("plan", path))
 
 
-def test_planning(tiny_sweep, cli):
+def test_listing_and_planning(tiny_sweep, cli):
+    assert "digits-class-sweep" in cli("show", "sweeps").out
     done = cli("plan", tiny_sweep())
     assert done.code == 0 and "gd_ball" in done.out and "at once" in done.out
 

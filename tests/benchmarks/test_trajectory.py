@@ -12,6 +12,7 @@ import pytest
 from stable_forgetting.benchmarks.leaderboard import target
 from stable_forgetting.benchmarks.leaderboard.trajectory import mean_line
 from stable_forgetting.benchmarks.report import svg
+from stable_forgetting.common.train.tracking import read_scalars
 
 ROWS = {
     "original": None,
@@ -112,6 +113,24 @@ def test_a_training_stops_at_retrains_value(metric, steps, stopping):
     assert records["gd"]["cost"]["steps"] == steps
 
 
+def test_watching_does_not_move_the_result(tiny_suite, tmp_path, cli):
+    values = []
+    for every in (0, 2):
+        row = {"method": "gd_lora", "params": {"evaluate_every": every, "steps": 4}}
+        path = tiny_suite(tmp_path, suite=f"s{every}", methods={**ROWS, "gd": row})
+        assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
+        text = (tmp_path / "store" / "suites" / f"s{every}" / "leaderboard.json").read_text()
+        gd = next(row for row in json.loads(text)["rows"] if row["row"] == "gd")
+        values.append({name: entry["mean"] for name, entry in gd["metrics"].items()})
+    assert values[0] == values[1]
+
+
 def test_a_mean_needs_every_seed():
     line = mean_line({1: {2: {"fa": 1.0}, 4: {"fa": 2.0}}, 2: {2: {"fa": 3.0}, 4: {}}}, "fa")
     assert line == {2: 2.0}
+
+
+def test_a_step_that_was_logged_and_evaluated_is_one_row(tmp_path):
+    log = tmp_path / "scalars.jsonl"
+    log.write_text('{"step": 2, "lr": 0.1}\n{"step": 2, "evaluation/fa": 5}\n{"step": 2, "lr": 0.2')
+    assert read_scalars(log) == [{"step": 2, "lr": 0.1, "evaluation/fa": 5}]

@@ -104,6 +104,14 @@ def test_qmc_fills_the_range_evenly():
     assert sorted(eighths) == list(range(8)), "also the first point is of the sequence"
 
 
+def test_every_row_has_the_same_budget(load):
+    suite = load()
+    tuned = [row for row in suite.rows if row.search]
+    assert [row.label for row in tuned] == ["gd", "gd_lora", "gd_sine", "finetune"]
+    assert {len(row.trials) for row in tuned} == {6}
+    assert suite.row("finetune").search.sampler == "grid" and suite.row("fixed").trials == ()
+
+
 def test_a_space_of_just_enough_values_is_drawn_whole(tiny_suite):
     space = {"gd": {"lr": [1e-3, "1e-3", 2e-3], "lam": [0.1, 0.3]}}
     for sampler in ("qmc", "random"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.config import digest, validate
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.vision.benchmark import VisionBenchmark
 from stable_forgetting.vision.config import VisionConfig
@@ -30,9 +30,21 @@ def by_class() -> VisionBenchmark:
 
 
 def test_original_does_not_depend_on_the_scenario(by_class: VisionBenchmark) -> None:
-    """What its key hashes does not either, as test_plan says."""
     by_chance = make(scenario={"kind": "random", "fraction": 0.1})
+    same = [digest(b.identity(b.config, "train")) for b in (by_class, by_chance)]
+    other = [digest(b.identity(b.config, "split")) for b in (by_class, by_chance)]
+    assert same[0] == same[1]
+    assert other[0] != other[1]
     np.testing.assert_array_equal(by_class.split(1).train, by_chance.split(1).train)
+
+
+def test_a_trial_scores_no_test_image(by_class: VisionBenchmark) -> None:
+    split = by_class.split(1)
+    trial = by_class.parts(split, trial=True, seed=1)
+    final = by_class.parts(split, trial=False, seed=1)
+    test_images = set(by_class.source.test_pool.tolist())
+    assert not test_images & {int(i) for ids in trial.values() for i in ids}
+    assert {"test", "test_forget"} <= set(final)
 
 
 def test_retain_is_subsampled_if_asked() -> None:
