@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -340,6 +340,13 @@ def section_pages() -> Callable[[list[Section]], tuple[str, str]]:
         yield from section.lines
 
     return check
+
+
+def table_row(label: str, values: Sequence[float], **over: Any) -> dict[str, Any]:
+    """A row of ``leaderboard.json`` from its distances by seed; ``over`` replaces keys."""
+    row = {"row": label, "method": "gd", "seeds": [*range(len(values))], "diverged": []}
+    row |= {"derived": {}, "ag_per_seed": {str(seed): v for seed, v in enumerate(values)}}
+    return {**row, **over}
 
 
 @pytest.fixture(scope="session")

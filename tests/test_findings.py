@@ -1009,7 +1009,7 @@ def test_the_largest_arguments_in_the_notes_are_those_of_the_tables():
 def test_the_near_methods_of_the_guide_are_those_of_the_tables():
     text = (ROOT / "docs/use.md").read_text(encoding="utf-8")
     lines = re.findall(
-        r"^\| [^|]+ \| (`.+) \| \[[\w-]+\]\(../benchmarks/results/([\w-]+)/LEADERBOARD.md\) \|$",
+        r"^\| [^|]+ \| (`.+) \| \[([\w-]+)\]\(../benchmarks/results/\2/LEADERBOARD.md\) \|$",
         text,
         re.M,
     )
@@ -1020,6 +1020,7 @@ def test_the_near_methods_of_the_guide_are_those_of_the_tables():
         assert [value for _, value in rows] == [f"{distance(suite, row):.2f}" for row, _ in rows]
         places = [rank(suite, row) for row, _ in rows]
         assert places == sorted(places)
+        assert rows[0][1] == f"{min(distance(suite, own['row']) for own in methods(suite)):.2f}"
         floor = re.search(r"\[([\d.]+)\]", said)
         assert (suite == "tdec-small") == (floor is None)
         assert floor is None or floor[1] == f"{distance(suite, 'retrain (second)'):.2f}"

@@ -25,6 +25,7 @@ from stable_forgetting.common.membership.attacks import loss_threshold_attack
 from stable_forgetting.vision.apply.checkpoint import read_checkpoint
 from stable_forgetting.vision.apply.images import list_folder, map_labels
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
+from tests.benchmarks.test_own_suite import PLUGIN
 
 NAMES = ("amber", "blue", "green", "red")
 COLOURS = {"amber": (230, 170, 30), "blue": (40, 60, 220), "green": (40, 190, 70)}
@@ -432,20 +433,6 @@ def test_another_application_does_not_go_on_from_a_foreign_checkpoint(request_, 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-PLUGIN = """
-from stable_forgetting.common import METHODS, GradientConfig, GradientMethod, MethodInfo
-from stable_forgetting.common import gradient_difference
-
-@METHODS.register("mine")
-class Mine(GradientMethod):
-    '''Gradient difference times a factor.'''
-    info = MethodInfo(1, "here", frozenset({"forget", "retain"}))
-    Config = GradientConfig
-    def prepare(self, task):
-        return gradient_difference(1.0, 1.0)
-"""
-
-
 def test_an_edited_plugin_does_not_go_on_from_its_checkpoint(request_, tmp_path, monkeypatch):
     def stop(step, total, loss):
         seen.append(step)
@@ -607,55 +594,36 @@ def test_bare_files_need_arch(world, request_, tmp_path):
     assert_refused(missing, CheckpointError, "no such folder")
 
 
-def broken_images(tmp_path, change):
-    folder = tmp_path / "broken"
-    paint(folder, {"blue": 5, "red": 3}, 9)
-    change(folder)
-    return folder
-
-
-def _truncate(folder):
-    file = folder / "blue" / "03.png"
+def halve(file):
     file.write_bytes(file.read_bytes()[:200])
-
-
-def _only_empty_classes(folder):
-    shutil.rmtree(folder)
-    (folder / "blue").mkdir(parents=True)
-
-
-def _nothing(folder):
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def _text_file(folder):
-    (folder / "blue" / "notes.txt").write_text("hello")
-
-
-def _loose_image(folder):
-    shutil.copy(folder / "blue" / "00.png", folder / "loose.png")
-
-
-def _unknown_class(folder):
-    (folder / "blue").rename(folder / "bleu")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_truncate, ["03.png", "cannot be decoded"]),
-        (_only_empty_classes, ["blue", "holds no images"]),
-        (_nothing, ["no class subfolders"]),
+        (lambda folder: halve(folder / "blue/03.png"), ["03.png", "cannot be decoded"]),
+        (lambda folder: [f.unlink() for f in folder.rglob("*.png")], ["blue", "holds no images"]),
+        (lambda folder: [shutil.rmtree(f) for f in folder.iterdir()], ["no class subfolders"]),
         (shutil.rmtree, ["no such folder"]),
-        (_text_file, ["notes.txt", "not an image"]),
-        (_loose_image, ["loose.png", "class subfolders"]),
-        (_unknown_class, ["'bleu' is no class", "did you mean 'blue'"]),
+        (
+            lambda folder: (folder / "blue/notes.txt").write_text("hello"),
+            ["notes.txt", "not an image"],
+        ),
+        (
+            lambda folder: shutil.copy(folder / "blue/00.png", folder / "loose.png"),
+            ["loose.png", "class subfolders"],
+        ),
+        (
+            lambda folder: (folder / "blue").rename(folder / "bleu"),
+            ["'bleu' is no class", "did you mean 'blue'"],
+        ),
     ],
 )
 @pytest.mark.parametrize("role", ["forget", "test"])
 def test_bad_folders(request_, tmp_path, change, words, role):
-    folder = broken_images(tmp_path, change)
+    folder = tmp_path / "broken"
+    paint(folder, {"blue": 5, "red": 3}, 9)
+    change(folder)
     assert_refused(dataclasses.replace(request_, **{role: folder}), DataError, *words)
 
 

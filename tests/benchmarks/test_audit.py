@@ -29,13 +29,20 @@ from stable_forgetting.common.audits.base import Measure, TooFew
 from stable_forgetting.common.audits.pairs import JensenShannon
 from stable_forgetting.common.audits.twins import LEAST, MARK, Rounding, UnlearningSeed
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.data.splits import ForgetSplit, ids_digest
 from stable_forgetting.common.measure.gaps import Summary
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
 ROWS = {"original": None, "retrain": None, "gd_sine": None}
+SUITE = {
+    "suite": "tiny",
+    "methods": ROWS,
+    "retrains": 2,
+    "defaults": {"steps": 4, "log_every": 2},
+    "protocol": {"scenario": {"kind": "class", "num_classes": 2}},
+}
 FREE = ("js", "disagreement", "ks", "c2st", "retained_kl", "cmia")
 POPULATIONS = ("klom", "epsilon", "ulira")
 
@@ -44,14 +51,7 @@ POPULATIONS = ("klom", "epsilon", "ulira")
 def run(tiny_suite, cli, tmp_path_factory):
     """A tiny class suite, run once; tests add audits and shadows to its store."""
     root = tmp_path_factory.mktemp("audit")
-    path = tiny_suite(
-        root,
-        suite="tiny",
-        methods=ROWS,
-        retrains=2,
-        defaults={"steps": 4, "log_every": 2},
-        protocol={"scenario": {"kind": "class", "num_classes": 2}},
-    )
+    path = tiny_suite(root, **SUITE)
     store = root / "store"
     assert cli("run", path, "--store", store, "--workers", 1).code == 0
 
@@ -122,15 +122,7 @@ def test_model_audits_are_stages_that_are_not_done_again(run):
 
 def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
     audits = {"js": None, "relearn": {"max_steps": 3}, "remove_adapter": {}}
-    path = tiny_suite(
-        tmp_path,
-        suite="tiny",
-        methods=ROWS,
-        retrains=2,
-        defaults={"steps": 4, "log_every": 2},
-        protocol={"scenario": {"kind": "class", "num_classes": 2}},
-        audits=audits,
-    )
+    path = tiny_suite(tmp_path, **SUITE, audits=audits)
     assert "attacks" in cli("plan", path, "--store", run.store).out
     done = cli("run", path, "--store", run.store, "--workers", 1)
     assert done.code == 0, done.err
@@ -277,8 +269,6 @@ def test_halves_never_train_on_what_is_left_out(run):
     assert rows["gd_sine, halves"]["1"]["b.acc"]["n"] == 6
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     plan = AuditPlanner(suite, store).shadow_plan(Shadows(6, "halves"))
-    from stable_forgetting.common.data.splits import ids_digest
-
     for stage in plan.stages():
         if stage.kind == "unlearn":
             original, split = stage.parents["start"], stage.parents["split"]

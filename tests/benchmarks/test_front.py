@@ -14,24 +14,22 @@ from stable_forgetting.benchmarks.sharing import front, versus
 from stable_forgetting.benchmarks.sharing.pareto import Sides, picture, places
 from stable_forgetting.benchmarks.sharing.pareto import front as front_of
 from stable_forgetting.benchmarks.suite.suite import FLOOR
+from tests.suites import table_row
 
 SIDES = Sides(({"fa": 1.0}, {"ta": 3.0, "wf": 1.0}), ("FA", "TA"), "points")
 
 
 def page(name, rows, *, kind="Images: classes", date="2026-01-01", size=2e5, origin="shipped"):
     """A table: row -> its distances by seed."""
+    shared = {"diverged": {}, "verdict": None, "rank": None, "cost": {"base_parameters": size}}
     made = [
-        {
-            "row": label,
-            "method": label,
-            "seeds": [*range(len(values))],
-            "diverged": {},
-            "derived": {"ag": {"mean": sum(values) / len(values), "low": None, "high": None}},
-            "ag_per_seed": {str(seed): value for seed, value in enumerate(values)},
-            "verdict": None,
-            "rank": None,
-            "cost": {"base_parameters": size},
-        }
+        table_row(
+            label,
+            values,
+            method=label,
+            derived={"ag": {"mean": sum(values) / len(values), "low": None, "high": None}},
+            **shared,
+        )
         for label, values in rows.items()
     ]
     data = {"suite": name, "version": 1, "complete": True, "rows": made, "date": date}

@@ -20,6 +20,7 @@ from stable_forgetting.benchmarks.sharing.hiding import (
 )
 from stable_forgetting.benchmarks.sharing.versus import read_boards
 from stable_forgetting.benchmarks.suite.suite import FLOOR
+from tests.suites import table_row
 
 
 def line(label, after, *, low=None, before=0.0, equal=True, reference=False):
@@ -35,16 +36,7 @@ def line(label, after, *, low=None, before=0.0, equal=True, reference=False):
 
 
 def board(*lines, distances=None):
-    rows = [
-        {
-            "row": label,
-            "method": "gd",
-            "seeds": [0, 1],
-            "derived": {},
-            "ag_per_seed": {"0": value, "1": value},
-        }
-        for label, value in (distances or {}).items()
-    ]
+    rows = [table_row(label, [value, value]) for label, value in (distances or {}).items()]
     return {"after_attack": list(lines), "rows": rows}
 
 

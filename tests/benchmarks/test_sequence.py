@@ -24,12 +24,31 @@ SECOND = {**FIRST, "classes": [5], "earlier_classes": [3]}
 
 
 @pytest.fixture
-def sequence(tiny_suite, tmp_path):
-    common = {"methods": ROWS, "defaults": {"steps": 3}, "retrains": 1, "seeds": [1]}
-    tiny_suite(tmp_path, suite="first", protocol={"scenario": FIRST}, **common)
-    return tiny_suite(
-        tmp_path, suite="second", protocol={"scenario": SECOND}, after="first.yaml", **common
-    )
+def second(tiny_suite, tmp_path):
+    """Writes the second suite; keywords replace its keys."""
+
+    def write(**over):
+        keys = {"suite": "second", "methods": ROWS, "defaults": {"steps": 3}, "after": "first.yaml"}
+        return tiny_suite(tmp_path, protocol={"scenario": SECOND}, **{**keys, **over})
+
+    return write
+
+
+@pytest.fixture
+def first(tiny_suite, tmp_path):
+    """Writes the first suite with these rows."""
+
+    def write(rows):
+        own = {"suite": "first", "methods": rows, "defaults": {"steps": 3}}
+        return tiny_suite(tmp_path, protocol={"scenario": FIRST}, **own)
+
+    return write
+
+
+@pytest.fixture
+def sequence(first, second):
+    first(ROWS)
+    return second()
 
 
 def stages_of(path, store):
@@ -78,12 +97,10 @@ def test_a_sequence_runs_as_one_command(sequence, tmp_path, cli):
     assert np.array_equal(found.loss, stored.loss)
 
 
-def test_a_request_after_a_diverged_one_has_diverged(tiny_suite, tmp_path, cli):
+def test_a_request_after_a_diverged_one_has_diverged(first, second, tmp_path, cli):
     rows = {"original": None, "retrain": None, "bad": {"method": "gd", "params": {"lr": 1e9}}}
-    common = {"methods": rows, "defaults": {"steps": 3}, "retrains": 1, "seeds": [1]}
-    tiny_suite(tmp_path, suite="first", protocol={"scenario": FIRST}, **common)
-    scenario = {"scenario": SECOND}
-    path = tiny_suite(tmp_path, suite="second", protocol=scenario, after="first.yaml", **common)
+    first(rows)
+    path = second(methods=rows)
     assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
     store = StageStore(tmp_path / "store")
     stage = stages_of(path, store)["bad"]
@@ -100,30 +117,23 @@ def test_a_request_after_a_diverged_one_has_diverged(tiny_suite, tmp_path, cli):
         ({"tune": {"seeds": [0], "trials": 1, "grids": {"default": {"lr": [0.1]}}}}, "is tuned"),
     ],
 )
-def test_misconfigured_sequences_say_what_to_do(sequence, tiny_suite, cli, over, message):
-    common = {"methods": ROWS, "retrains": 1, "seeds": [1], "after": "first.yaml"}
-    path = tiny_suite(
-        sequence.parent, suite="second", protocol={"scenario": SECOND}, **{**common, **over}
-    )
-    done = cli("plan", path)
-    assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1
+@pytest.mark.usefixtures("sequence")
+def test_misconfigured_sequences_say_what_to_do(second, cli, one_line_error, over, message):
+    assert message in one_line_error(cli("plan", second(**over)))
 
 
-def test_requests_in_a_circle_are_refused(tiny_suite, tmp_path, cli, one_line_error):
-    common = {"methods": ROWS, "retrains": 1, "seeds": [1]}
+def test_requests_in_a_circle_are_refused(second, tmp_path, cli, one_line_error):
     for name, after in (("a", "b.yaml"), ("b", "c.yaml"), ("c", "b.yaml")):
-        path = tiny_suite(tmp_path, suite=name, after=after, **common)
-        assert path.name == f"{name}.yaml"
+        assert second(suite=name, after=after).name == f"{name}.yaml"
     for name in "abc":
         line = one_line_error(cli("plan", tmp_path / f"{name}.yaml"))
         assert "or a later one; name the request before it" in line
 
 
-def test_a_row_that_the_earlier_request_lacks_is_run_there_too(sequence, tiny_suite):
+@pytest.mark.usefixtures("sequence")
+def test_a_row_that_the_earlier_request_lacks_is_run_there_too(second, tmp_path):
     rows = {**ROWS, "mine": {"method": "gd_sine", "params": {"lr": 0.02}}}
-    common = {"methods": rows, "retrains": 1, "seeds": [1], "after": "first.yaml"}
-    path = tiny_suite(sequence.parent, suite="second", protocol={"scenario": SECOND}, **common)
-    stage = stages_of(path, StageStore(sequence.parent / "store"))["mine"]
+    stage = stages_of(second(methods=rows), StageStore(tmp_path / "store"))["mine"]
     earlier = stage.parents["model"].parents["start"]
     assert earlier.spec.method == "gd_sine" and earlier.spec.params["lr"] == 0.02
 

@@ -96,12 +96,12 @@ def bundle(scored, tmp_path):
     return shutil.copytree(scored.bundle, tmp_path / "copy")
 
 
-def resealed(bundle):
-    """The bundle with a manifest of what it holds now."""
+def resealed(bundle, *left_out):
+    """The bundle with a manifest of what it holds now, which may leave something out."""
+    manifest = json.loads((bundle / MANIFEST).read_text())
     (bundle / MANIFEST).unlink()
-    manifest = json.loads((bundle.parent / "old.json").read_text())
-    manifest.pop("sha256")
     manifest["files"] = digests(bundle)
+    manifest = {k: v for k, v in manifest.items() if k not in ("sha256", *left_out)}
     text = json.dumps({**manifest, "sha256": json_digest(manifest)})
     (bundle / MANIFEST).write_text(text)
     return bundle
@@ -109,7 +109,6 @@ def resealed(bundle):
 
 def edited(bundle, name, change):
     """The bundle with another JSON file, or lines, and a manifest that fits."""
-    (bundle.parent / "old.json").write_text((bundle / MANIFEST).read_text())
     path = bundle / name
     content = [json.loads(line) for line in path.read_text().splitlines()] if (
         name.endswith("jsonl")
@@ -118,14 +117,6 @@ def edited(bundle, name, change):
     lines = "".join(json.dumps(line) + "\n" for line in content)
     path.write_text(lines if name.endswith("jsonl") else json.dumps(content))
     return resealed(bundle)
-
-
-def without_digest(bundle):
-    """The bundle with a manifest that fits and does not say what its suite's digest is."""
-    manifest = json.loads((bundle / MANIFEST).read_text())
-    manifest = {k: v for k, v in manifest.items() if k not in ("digest", "sha256")}
-    text = json.dumps({**manifest, "sha256": json_digest(manifest)})
-    (bundle / MANIFEST).write_text(text)
 
 
 def test_records_make_the_same_table(scored, cli, one_line_error, tmp_path):
@@ -292,7 +283,6 @@ def test_a_record_that_its_scores_do_not_give_is_named(bundle):
 
 
 def test_scores_of_other_samples_are_named(bundle):
-    (bundle.parent / "old.json").write_text((bundle / MANIFEST).read_text())
     lines = [json.loads(line) for line in (bundle / "records.jsonl").read_text().splitlines()]
     key = next(line["stages"]["scores"] for line in lines if line["row"] == "gd")
     path = bundle / "scores" / f"{key[:20]}.safetensors"
@@ -320,7 +310,7 @@ def test_scores_of_other_samples_are_named(bundle):
             lambda b: edited(b, "table.json", lambda table: table.update(floor=[1])),
             "table.json: cannot be read",
         ),
-        (lambda b: without_digest(b), "bundle.json cannot be read"),
+        (lambda b: resealed(b, "digest"), "bundle.json cannot be read"),
         (lambda b: edited(b, "records.jsonl", list.clear), "holds no record"),
     ],
 )

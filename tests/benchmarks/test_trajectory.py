@@ -83,26 +83,30 @@ def test_a_report_without_a_split_is_incomplete(copied, cli):
     assert sorted(reports) == [False, True, True, True]
 
 
-def test_a_record_says_what_stopped_its_training(tiny_suite, tmp_path, cli):
-    params = {"evaluate_every": 2, "steps": 5, "stop_below": {"fa": 101.0}}
-    rows = {"original": None, "retrain": None, "gd": {"params": params}}
-    path = tiny_suite(tmp_path, suite="stopped", methods=rows, columns=["fa"])
-    assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
-    lines = (tmp_path / "store/suites/stopped/records.jsonl").read_text().splitlines()
-    records = {record["row"]: record for record in map(json.loads, lines)}
+@pytest.fixture
+def stopping(tiny_suite, tmp_path, cli):
+    """Runs a row with a condition to stop at; row -> its record."""
+
+    def run(**params):
+        rows = {"original": None, "retrain": None, "gd": {"params": params}}
+        path = tiny_suite(tmp_path, suite="stopped", methods=rows, columns=["fa"])
+        assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
+        lines = (tmp_path / "store/suites/stopped/records.jsonl").read_text().splitlines()
+        return {record["row"]: record for record in map(json.loads, lines)}
+
+    return run
+
+
+def test_a_record_says_what_stopped_its_training(stopping):
+    records = stopping(evaluate_every=2, steps=5, stop_below={"fa": 101.0})
     assert "fa" in records["gd"]["stopped"] and records["gd"]["cost"]["steps"] == 2
     assert records["retrain"]["stopped"] == ""
 
 
 @pytest.mark.parametrize(("metric", "steps"), [("ua", 2), ("fa", 4)])
-def test_a_training_stops_at_retrains_value(metric, steps, tiny_suite, tmp_path, cli):
+def test_a_training_stops_at_retrains_value(metric, steps, stopping):
     """Of a class that Retrain never saw: UA is at most Retrain's at once, FA never below it."""
-    params = {"lr": 1e-9, "evaluate_every": 2, "steps": 4, "stop_below": {metric: "retrain"}}
-    rows = {"original": None, "retrain": None, "gd": {"params": params}}
-    path = tiny_suite(tmp_path, suite="stopped", methods=rows, columns=["fa"])
-    assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
-    lines = (tmp_path / "store/suites/stopped/records.jsonl").read_text().splitlines()
-    records = {record["row"]: record for record in map(json.loads, lines)}
+    records = stopping(lr=1e-9, evaluate_every=2, steps=4, stop_below={metric: "retrain"})
     limit = records["retrain"]["metrics"][metric]
     at_most = records["gd"]["metrics"][metric] <= limit
     assert (records["gd"]["cost"]["steps"] == 2) == at_most

@@ -21,6 +21,7 @@ from stable_forgetting.benchmarks.sharing.versus_picture import picture
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.measure.gaps import paired_difference
 from stable_forgetting.common.measure.verdict import holm
+from tests.suites import table_row
 
 PAIR = ("ours", "theirs")
 
@@ -33,14 +34,7 @@ def put(tmp_path):
         folder = tmp_path / "suites" / name
         folder.mkdir(parents=True)
         made = [
-            {
-                "row": label,
-                "method": "gd",
-                "seeds": [*range(len(values))],
-                "diverged": [0] if label in diverged else [],
-                "derived": {},
-                "ag_per_seed": {str(seed): v for seed, v in enumerate(values)},
-            }
+            table_row(label, values, diverged=[0] if label in diverged else [])
             for label, values in rows.items()
         ]
         board = {"suite": name, "version": 1, "complete": True, "rows": made}

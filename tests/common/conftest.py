@@ -54,6 +54,11 @@ def baseline(tiny):
 
 
 @pytest.fixture
+def source(tiny):
+    return tiny.Source()
+
+
+@pytest.fixture
 def builds(monkeypatch):
     """(layer, dtype) of every effective weight that is built, in order."""
     seen, real = [], BoundedLinear.effective_weight

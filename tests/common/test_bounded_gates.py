@@ -82,6 +82,14 @@ def tensors(phi, mode):
     return [draw(5, tokens, D), draw(6, K, D), draw(7, K), A, Bt]
 
 
+def options_of(mode, phi, inputs):
+    """What the layer is given in a mode; "built" gives it the effective weight."""
+    if mode != "built":
+        return MODES[mode]
+    _, weight, _, A, Bt = inputs
+    return {"built": build_weight(weight, Update(A, Bt, form(phi)), A.dtype)}
+
+
 # Gradients ---------------------------------------------------------------------------------------
 
 
@@ -118,14 +126,9 @@ def distance(found, exact):
 @pytest.mark.parametrize("phi", PHIS)
 def test_float64_equals_naive(phi, mode, small_blocks):
     inputs = [t.requires_grad_() for t in tensors(phi, mode)]
-    options = dict(MODES.get(mode, {}))
-    start = options.get("start")
-    if mode == "built" and phi != "identity":
-        _, weight, _, A, Bt = inputs
-        bound = Bound(phi, OUTER, INNER)
-        options["built"] = build_weight(weight, Update(A, Bt, bound), A.dtype)
+    options = MODES.get(mode, {}) if phi == "identity" else options_of(mode, phi, inputs)
     found = gradients(lambda *a: bounded_linear(*a, form(phi), **options), inputs)
-    exact = gradients(lambda *a: naive(*a, form(phi), start=start), inputs)
+    exact = gradients(lambda *a: naive(*a, form(phi), start=options.get("start")), inputs)
     for mine, theirs in zip(found, exact, strict=True):
         assert distance(mine, theirs) < 1e-13
 
@@ -151,11 +154,7 @@ def test_float32_within_1e5_of_naive(phi, tokens, small_blocks):
 def test_each_gradient_alone(mode, needed, small_blocks):
     """Only what is asked for is returned, whatever else could be."""
     inputs = tensors("sine", mode)
-    options = {}
-    if mode == "built":
-        _, weight, _, A, Bt = inputs
-        bound = Bound("sine", OUTER, INNER)
-        options["built"] = build_weight(weight, Update(A, Bt, bound), A.dtype)
+    options = options_of(mode, "sine", inputs)
     inputs[needed].requires_grad_()
     found = gradients(lambda *a: bounded_linear(*a, form("sine"), **options), inputs)
     exact = gradients(lambda *a: naive(*a, form("sine")), inputs)

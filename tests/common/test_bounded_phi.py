@@ -19,6 +19,7 @@ from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import gram_norm
 from stable_forgetting.common.bounded.phi import PHIS, Bound, Phi
 from stable_forgetting.common.bounded.product import bounded_delta, bounded_linear
+from tests.common.made import normal
 
 BOUNDED = sorted(name for name, phi in PHIS.items() if phi.bounded)
 K, D, R = 3, 4, 2
@@ -93,16 +94,12 @@ def softsign(monkeypatch):
     return OWN.name
 
 
-def draw(seed, *shape):
-    stream = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=stream, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("options", [{}, {"split": True}], ids=["merged", "split"])
 @pytest.mark.parametrize("tokens", [2, 5], ids=["few tokens", "many tokens"])
 def test_gradients_of_a_registered_phi(softsign, tokens, options):
-    inputs = [draw(i, *s).requires_grad_() for i, s in enumerate([(tokens, 6), (9, 2), (2, 6)])]
-    weight, bound = draw(8, 9, 6), Bound(softsign, 0.7, 1.3)
+    shapes = [(tokens, 6), (9, 2), (2, 6)]
+    inputs = [normal(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
+    weight, bound = normal(9, 6, seed=8), Bound(softsign, 0.7, 1.3)
 
     def layer(x, A, Bt):
         return bounded_linear(x, weight, None, A, Bt, bound, **options)
@@ -114,7 +111,7 @@ def test_an_adapter_of_a_registered_phi_trains_and_merges(softsign):
     model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 2))
     config = AdapterConfig(phi=softsign, rank=2, omega=3.0, bound="relative")
     attach(model, ["0"], config, torch.Generator().manual_seed(0))
-    x = draw(3, 5, 6).float()
+    x = normal(5, 6, seed=3).float()
     before = model(x).detach()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
     model(x).square().sum().backward()

@@ -187,15 +187,15 @@ def test_orthograd_leaves_what_no_direction_spans():
 
 @pytest.fixture
 def unlearnt(tiny, baseline):
-    """Name, settings -> the method after a short run and its model."""
+    """Name, options of the task, settings -> the method after a short run and its model."""
     source = tiny.Source(noise=NOISE)
     split = tiny.split(source)
     original = baseline.original(source, split)
 
-    def go(name, **params):
+    def go(name, options=(), **params):
         given = {"lr": 3e-3, "steps": 6, "batch_size": 8, **params}
         method = METHODS[name](resolve_config(name, None, given, origin="test"))
-        fields = {"model": copy.deepcopy(original), "recipe": baseline.recipe}
+        fields = {"model": copy.deepcopy(original), "recipe": baseline.recipe, **dict(options)}
         task = tiny.task(source, split, access=METHODS[name].info.access, **fields)
         return method, method.unlearn(task)
 
@@ -242,16 +242,10 @@ def test_steps_to_other_weights_see_the_adapters_weights_there(unlearnt, name):
 
 
 @pytest.mark.parametrize("name", WITH_STATE)
-def test_killed_methods_resume_bit_for_bit(tiny, baseline, tmp_path, name):
-    source = tiny.Source(noise=NOISE)
-    split = tiny.split(source)
-    original = baseline.original(source, split)
-    given = {"lr": 3e-3, "steps": 20, "batch_size": 8, "checkpoint_every": 4, **WITH_STATE[name]}
-    config = resolve_config(name, None, given, origin="test")
+def test_killed_methods_resume_bit_for_bit(unlearnt, baseline, tmp_path, name):
+    given = {"steps": 20, "checkpoint_every": 4, **WITH_STATE[name]}
 
     def go(**options):
-        fields = {"model": copy.deepcopy(original), "recipe": baseline.recipe, **options}
-        task = tiny.task(source, split, access=METHODS[name].info.access, **fields)
-        return METHODS[name](config).unlearn(task)
+        return unlearnt(name, options, **given)[1]
 
     assert baseline.resumes(go, tmp_path)[0] == 9

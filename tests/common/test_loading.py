@@ -61,11 +61,6 @@ def equal(first: Batch, second: Batch) -> bool:
     )
 
 
-@pytest.fixture
-def source(tiny):
-    return tiny.Source()
-
-
 INDICES = np.array([3, 5, 8, 13, 21, 34, 55, 2, 7, 11], dtype=np.int64)
 
 

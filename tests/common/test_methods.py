@@ -35,11 +35,6 @@ def resolve(name, params=None, preset=None):
 
 
 @pytest.fixture
-def source(tiny):
-    return tiny.Source()
-
-
-@pytest.fixture
 def unlearn(tiny, source):
     """Runs a method by name on a fresh copy of the tiny problem."""
 

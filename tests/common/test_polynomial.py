@@ -24,12 +24,9 @@ from stable_forgetting.common.bounded.polynomial import (
     odd_polynomial,
 )
 from stable_forgetting.common.bounded.statistics import adapter_statistics
+from tests.common.made import stream
 
 D, K = 40, 56
-
-
-def draw(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def layer_at(reach: float, *, phi="sine", mode="polynomial", rank=4, dtype=torch.float64, **over):
@@ -37,17 +34,17 @@ def layer_at(reach: float, *, phi="sine", mode="polynomial", rank=4, dtype=torch
     torch.manual_seed(0)
     base = nn.Linear(D, K).to(dtype)
     config = AdapterConfig(phi=phi, omega=100.0, rank=rank, mode=mode, **over)
-    layer = BoundedLinear(base, config, draw(1)).to(dtype)
+    layer = BoundedLinear(base, config, stream(1)).to(dtype)
     with torch.no_grad():
-        layer.A.copy_(torch.randn(K, rank, generator=draw(2)))
+        layer.A.copy_(torch.randn(K, rank, generator=stream(2)))
         layer.A.mul_(reach / certified_reach(layer.A, layer.Bt, layer.bound.frequency))
     return layer
 
 
 def gradients(layer: BoundedLinear) -> list[torch.Tensor]:
     """The output's part from dW, and the gradients of x (from dW), A and Bt."""
-    x = torch.randn(9, D, generator=draw(3), dtype=torch.float64).requires_grad_()
-    g = torch.randn(9, K, generator=draw(4), dtype=torch.float64)
+    x = torch.randn(9, D, generator=stream(3), dtype=torch.float64).requires_grad_()
+    g = torch.randn(9, K, generator=stream(4), dtype=torch.float64)
     y = layer(x)
     y.backward(g)
     return [
@@ -89,7 +86,7 @@ def test_each_entry_of_the_update_is_within_the_stated_error():
 
 def test_the_reach_is_an_upper_bound():
     for seed in range(20):
-        A, Bt = torch.randn(30, 3, generator=draw(seed)), torch.randn(3, 20, generator=draw(99))
+        A, Bt = torch.randn(30, 3, generator=stream(seed)), torch.randn(3, 20, generator=stream(99))
         assert float((7 * A @ Bt).abs().max()) <= certified_reach(A, Bt, 7.0) * (1 + 1e-6)
 
 
@@ -98,7 +95,7 @@ def test_beyond_the_last_polynomial_the_exact_product_takes_over_without_a_jump(
     edge = 2.0 ** (math.floor(4 * math.log2(limit)) / 4)
     below, above = layer_at(edge * 0.9999), layer_at(edge * 1.0001)
     assert below.polynomial() is not None and above.polynomial() is None
-    x = torch.randn(50, D, generator=draw(5), dtype=torch.float64)
+    x = torch.randn(50, D, generator=stream(5), dtype=torch.float64)
     low, high = (layer(x) - F.linear(x, layer.weight, layer.bias) for layer in (below, above))
     assert (low - high).norm().item() / high.norm().item() <= TOLERANCE + 2e-4
 
@@ -106,7 +103,7 @@ def test_beyond_the_last_polynomial_the_exact_product_takes_over_without_a_jump(
 def test_a_start_is_subtracted_and_counts_for_the_reach():
     layer = layer_at(0.5)
     layer.set_start_(layer.A.detach().clone(), layer.Bt.detach().clone())
-    x = torch.randn(5, D, generator=draw(6), dtype=torch.float64)
+    x = torch.randn(5, D, generator=stream(6), dtype=torch.float64)
     assert torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias), atol=1e-12)
     with torch.no_grad():
         layer.A.mul_(0.5)
@@ -202,7 +199,7 @@ def test_a_step_of_the_optimizer_is_certified(fused):
 
 def test_the_record_says_how_many_layers_and_which_error():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    attach(model, ["?"], AdapterConfig(phi="sine", omega=100.0, mode="polynomial"), draw(0))
+    attach(model, ["?"], AdapterConfig(phi="sine", omega=100.0, mode="polynomial"), stream(0))
     with torch.no_grad():
         model[0].A.fill_(10.0)
         model[1].A.fill_(1e-3)

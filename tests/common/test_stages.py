@@ -61,15 +61,13 @@ def test_a_complete_stage(store):
 
 def test_done_is_written_last(store, monkeypatch):
     """At the moment of done.json everything else is in place, under a name nobody looks up."""
-    import stable_forgetting.common.store.stages as stages
-
     seen = []
 
     def watch(path, value):
         seen.append((path.parent.name[0], sorted(p.name for p in path.parent.iterdir())))
         write_json(path, value)
 
-    monkeypatch.setattr(stages, "write_json", watch)
+    monkeypatch.setattr("stable_forgetting.common.store.stages.write_json", watch)
     with store.writing("a", KEY, {}) as folder:
         (folder / "weights").write_text("w")
     assert seen == [(".", ["weights"])]
@@ -300,8 +298,6 @@ def test_verify_reads_everything_once(store):
 
 
 def test_whatever_is_renamed_was_synced_before(store, monkeypatch):
-    import stable_forgetting.common.base.files as files
-
     events = []
     fsync, rename, replace = os.fsync, os.rename, os.replace
     monkeypatch.setattr(files.os, "fsync", lambda n: (events.append("fsync"), fsync(n))[1])

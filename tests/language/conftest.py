@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stable_forgetting.language.data.corpus import Encoded
+from tests.language.made import sharper
 
 VOCAB = 61
 COMMON = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -45,12 +46,7 @@ def make_model(kind: str, seed: int = 0, **fields):
     config = AutoConfig.for_model(kind, **COMMON, **{**SIZES.get(kind, LLAMA), **fields})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim == 2:
-                    parameter.mul_(6.0)
-    return model.eval()
+        return sharper(AutoModelForCausalLM.from_config(config))
 
 
 def make_pairs(questions: int = 6, answers: int = 4, seed: int = 0, *, longest: int = 12):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from stable_forgetting.common.base.config import canonical, validate
 from stable_forgetting.common.base.errors import ConfigError, DataError
@@ -184,9 +185,6 @@ def test_long_texts_are_evaluated_fewer_at_a_time(length, texts):
 
 
 def test_what_a_published_model_was_trained_on_is_claimed_or_not(tmp_path):
-    import torch
-    from safetensors.torch import save_file
-
     weights = {"weight": torch.zeros(2)}
     assert claimed_training(tmp_path) is None
     save_file(weights, tmp_path / "a.safetensors", metadata={"trained_on": "0123"})

@@ -6,32 +6,23 @@ import pytest
 import torch
 from torch import nn
 
-from stable_forgetting import benchmarks  # noqa: F401 - registers
 from stable_forgetting.common.base.config import merge, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.objectives.objectives import CrossEntropy
-from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
 from stable_forgetting.language.benchmarks.tofu import TofuBenchmark, TofuConfig
+from tests.language.made import CPU, TINY
 
 PROTOCOL = {
     "data": {"name": "fictitious", "authors": 9, "forget_authors": 1, "questions": 2},
-    "model": {
-        "name": "tiny",
-        "dim": 16,
-        "depth": 1,
-        "heads": 2,
-        "context": 128,
-        "tokenizer": 400,
-    },
+    "model": {**TINY, "context": 128, "tokenizer": 400},
     "scenario": {"kind": "forget10"},
     "train": {"steps": 2, "batch_size": 4},
     "evaluation": {"max_new_tokens": 4, "fq_reference": "loku"},
 }
-CPU = Runtime(device="cpu")
 
 
 def benchmark(**over):

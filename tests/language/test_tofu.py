@@ -108,33 +108,26 @@ def test_a_subset_takes_first_and_last_authors_and_facts_are_taught_on_demand(tm
         load_corpus(TextDataConfig.of(name="tofu", authors=199, forget_authors=2), tmp_path)
 
 
-def damaged(name):
-    tables = sets()
-    if name == "missing":
-        del tables["world_facts_perturbed"]
-    if name == "short":
-        tables["full"].pop()
-    if name == "order":
-        tables["forget10_perturbed"].reverse()
-    if name == "column":
-        del tables["full"][7]["answer"]
-    if name == "perturbed":
-        tables["retain_perturbed"][3]["perturbed_answer"].pop()
-    return tables
-
-
 @pytest.mark.parametrize(
-    ("name", "clue"),
+    ("damage", "clue"),
     [
-        ("missing", "world_facts_perturbed.jsonl is missing"),
-        ("short", "full has 3999 rows instead of 4000"),
-        ("order", "forget10_perturbed row 0 is not row 3600 of full"),
-        ("column", "column answer is not text"),
-        ("perturbed", r"rows with \[4, 5\] perturbed answers"),
+        (lambda t: t.pop("world_facts_perturbed"), "world_facts_perturbed.jsonl is missing"),
+        (lambda t: t["full"].pop(), "full has 3999 rows instead of 4000"),
+        (
+            lambda t: t["forget10_perturbed"].reverse(),
+            "forget10_perturbed row 0 is not row 3600 of full",
+        ),
+        (lambda t: t["full"][7].pop("answer"), "column answer is not text"),
+        (
+            lambda t: t["retain_perturbed"][3]["perturbed_answer"].pop(),
+            r"rows with \[4, 5\] perturbed answers",
+        ),
     ],
 )
-def test_faults_are_one_line(tmp_path, name, clue):
-    write(tmp_path / "tofu", damaged(name))
+def test_faults_are_one_line(tmp_path, damage, clue):
+    tables = sets()
+    damage(tables)
+    write(tmp_path / "tofu", tables)
     with pytest.raises(DataError, match=clue) as caught:
         load_corpus(CONFIG, tmp_path)
     assert "\n" not in str(caught.value)

@@ -289,35 +289,31 @@ def test_a_folder_of_one_class_is_refused(tmp_path):
         open_folder(tmp_path, test_images=2)
 
 
-def _text(root):
-    (root / "pets/train/cat/notes.txt").write_text("hello")
-
-
-def _animated(root):
-    (root / "pets/train/cat/0.png").rename(root / "pets/train/cat/0.gif")
-
-
-def _in_both_parts(root):
-    shutil.copy(root / "pets/test/cat/0.png", root / "pets/train/cat/again.png")
-
-
-def _of_two_classes(root):
-    shutil.copy(root / "pets/train/cat/0.png", root / "pets/train/dog/again.png")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_text, r"notes.txt: not an image file"),
-        (_animated, r"0.gif: not an image file"),
-        (_in_both_parts, r"again.png .*are the same image|and .*are the same image"),
-        (_of_two_classes, r"cat/0.png and .*dog/again.png are the same image"),
+        (
+            lambda root: (root / "train/cat/notes.txt").write_text("hello"),
+            r"notes.txt: not an image file",
+        ),
+        (
+            lambda root: (root / "train/cat/0.png").rename(root / "train/cat/0.gif"),
+            r"0.gif: not an image file",
+        ),
+        (
+            lambda root: shutil.copy(root / "test/cat/0.png", root / "train/cat/again.png"),
+            r"again.png .*are the same image|and .*are the same image",
+        ),
+        (
+            lambda root: shutil.copy(root / "train/cat/0.png", root / "train/dog/again.png"),
+            r"cat/0.png and .*dog/again.png are the same image",
+        ),
     ],
 )
 def test_a_folder_with_a_file_that_is_no_image_or_one_twice_is_refused(tmp_path, change, words):
     image_folder(tmp_path / "pets/train")
     image_folder(tmp_path / "pets/test", per_class=2, seed=1)
-    change(tmp_path)
+    change(tmp_path / "pets")
     with pytest.raises(DataError, match=words):
         open_folder(tmp_path)
 

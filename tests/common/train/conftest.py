@@ -10,11 +10,6 @@ from tests.common.train.trained import FORGET, RETAIN
 
 
 @pytest.fixture
-def source(tiny):
-    return tiny.Source()
-
-
-@pytest.fixture
 def run(tiny, source):
     """fit() on the retain part, or on both with a gradient difference."""
 
