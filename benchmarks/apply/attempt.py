@@ -82,8 +82,8 @@ def attempt(
     with training(task) as outcome:
         outcome.model = METHODS[method](config).unlearn(task)
     count_parameters(outcome, task)
-    result = Attempt(method, config, {"cost": outcome.cost, "dynamics": outcome.dynamics})
-    result.detail = outcome.detail
+    facts = {"cost": outcome.cost, "dynamics": outcome.dynamics}
+    result = Attempt(method, config, facts, detail=outcome.detail)
     if outcome.model is None:
         return result
     if any(True for _ in adapted_layers(outcome.model)):
@@ -202,9 +202,6 @@ def _values(attempt: Attempt, benchmark: GivenBenchmark) -> dict[str, float]:
         attempt.model, attempt.detail = None, str(error)
         return {}
     return {part: values[part][benchmark.yardstick] for part in SEEN}
-
-
-# The whole ----------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -154,10 +154,9 @@ def run(
         plugins=tuple(str(Path(path).absolute()) for path in plugins),
     )
     kept = torch_as_it_was() if workers <= 1 else nullcontext()
+    lines = Lines(shown=progress)
     with kept, executing(workers, threads, runtime.plugins) as executor:
-        board, failed = execute(
-            resolved, runtime, executor, lambda: nullcontext(Lines(shown=progress))
-        )
+        board, failed = execute(resolved, runtime, executor, lambda: nullcontext(lines))
     return Leaderboard.of(board, failed, store / "suites" / resolved.name)
 
 

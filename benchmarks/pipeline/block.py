@@ -200,7 +200,7 @@ def _alone(
         return {}
 
     task.telemetry = Telemetry(tracker=sink, evaluate_during=evaluate)
-    often = {"evaluate_every": math.gcd(*spec.steps)}
+    often: dict[str, int | None] = {"evaluate_every": math.gcd(*spec.steps)}
     if "evaluate_epochs" in cls.Config.model_fields:
         often["evaluate_epochs"] = None
     timed = config.model_copy(update=often)

@@ -76,7 +76,7 @@ def fit(
     ``probe_grad_norm/<c>`` and ``effective_weight_norm/<c>``.
     """
     hooks, telemetry = hooks or Hooks(), telemetry or Telemetry()
-    _check(model, config)
+    _check(model, config, {*loaders} & {*hooks.stateful})
     if lr_scaling == "slope":
         config = _for_adapters(model, config)
     with full_precision(model, config) as (config, types):
@@ -91,8 +91,9 @@ def fit(
     return FitResult(run.total, run.seconds, last, peak, stopped, run.earlier)
 
 
-def _check(model: nn.Module, config: FitConfig) -> None:
+def _check(model: nn.Module, config: FitConfig, kept_twice: set[str]) -> None:
     """Refuses rates for no parameter, and packed weights, whose biases alone would be trained."""
+    assert not kept_twice, f"a state has a loader's name: {kept_twice}"
     check_patterns(config, [name for name, _ in model.named_parameters()])
     if any(map(is_quantised, model.modules())) and not has_adapters(model):
         raise ConfigError(

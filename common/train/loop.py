@@ -64,7 +64,6 @@ class TrainingRun:
         self.config, self.model, self.objective = config, model, objective
         self.hooks, self.telemetry = hooks, telemetry
         self.loaders = dict(loaders)
-        assert not self.loaders.keys() & hooks.stateful.keys(), "a state has a loader's name"
         self.stateful: dict[str, Stateful] = {**self.loaders, **hooks.stateful}
         if ends is not None:
             ends.prepare(loaders)
