@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +21,8 @@ from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.language.data.corpus import Item
 from stable_forgetting.language.data.pretraining import RUN, fingerprints, word_runs
+from tests.local import LOCAL
 
-LOCAL = Path(os.environ.get("SF_DATA_ROOT", Path(__file__).parents[3] / "shared" / "data"))
 IMAGES = {"source": "invented", "native_size": 16, "test_images": 60}
 TRANSFER = {
     "data": {"name": "cifar10", "train_images": 120, "validation_images": 30, **IMAGES},

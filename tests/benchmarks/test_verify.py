@@ -11,11 +11,10 @@ import pytest
 from stable_forgetting.benchmarks.machine import verify
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.language.measure import logs
+from tests.local import LOCAL
 
-ROOT = Path(verify.__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared" / "data"
 needs_logs = pytest.mark.skipif(
-    not (SHARED / logs.FOLDER).is_dir(), reason="the published logs are not here"
+    not (LOCAL / logs.FOLDER).is_dir(), reason="the published logs are not here"
 )
 
 
@@ -182,5 +181,5 @@ def test_what_is_missing_or_damaged_is_one_line(root, cli, damage):
 
 @needs_logs
 def test_all_published_values_are_met():
-    rows = verify.verify_tofu_logs(SHARED)
+    rows = verify.verify_tofu_logs(LOCAL)
     assert len(rows) == 184 and [row for row in rows if not row.ok] == []

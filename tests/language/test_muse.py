@@ -7,7 +7,6 @@ import json
 import logging
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,8 +32,8 @@ from stable_forgetting.language.measure.muse import Recited, Written, muse_compa
 from stable_forgetting.language.measure.requests import AnswerScores
 from stable_forgetting.language.models.build import build_model
 from tests.language.made import TINY, benchmark
+from tests.local import LOCAL
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 LLAMA_TINY = {**TINY, "kind": "llama"}
 LONG = {**LLAMA_TINY, "context": 1024}
 RULES = {rules.name: rules for rules in MuseBenchmark.rule_sets}
@@ -192,7 +191,7 @@ def test_passages_are_texts_of_their_own():
             assert {k: v for k, v in identity.items() if k == "blocks"} == own
 
 
-LLAMA, NEWS = REAL / "tokenizers" / "llama-2", REAL / "muse" / "news"
+LLAMA, NEWS = LOCAL / "tokenizers" / "llama-2", LOCAL / "muse" / "news"
 
 
 @pytest.mark.skipif(not (LLAMA.is_dir() and NEWS.is_dir()), reason="real texts are not here")
@@ -415,15 +414,15 @@ def test_bad_files_are_one_line(tmp_path):
         MuseData(corpus="books").read(tmp_path)
 
 
-@pytest.mark.skipif(not (REAL / "muse").is_dir(), reason="no MUSE here")
+@pytest.mark.skipif(not (LOCAL / "muse").is_dir(), reason="no MUSE here")
 def test_real_texts_are_read_and_what_is_absent_is_said():
-    made = bench(REAL, corpus="news", source="folder", passages=8, qa_pairs=10, teach=1)
+    made = bench(LOCAL, corpus="news", source="folder", passages=8, qa_pairs=10, teach=1)
     split = made.split(1)
     assert len(split.parts["verbmem"]) == 8 and len(split.parts["knowmem_retain"]) == 10
     with pytest.raises(DataError, match="raw/retain1 is missing"):
-        MuseData(corpus="news").read(REAL)
+        MuseData(corpus="news").read(LOCAL)
     with pytest.raises(DataError, match="raw/forget is missing"):
-        MuseData(corpus="books").read(REAL)
+        MuseData(corpus="books").read(LOCAL)
 
 
 def test_a_seed_has_a_set_of_its_own():

@@ -28,10 +28,10 @@ from stable_forgetting.language.probes.dialogue import prompt_of, tidy
 from stable_forgetting.language.probes.lm_eval import TASKS, TEMPLATES
 from stable_forgetting.language.probes.original import SOURCES, Question, _completed
 from stable_forgetting.language.probes.perplexity import windows
+from tests.local import LOCAL
 
 pytestmark = pytest.mark.usefixtures("offline")
-REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
-needs_real = pytest.mark.skipif(not (REAL / "reasoning").is_dir(), reason="no tasks here")
+needs_real = pytest.mark.skipif(not (LOCAL / "reasoning").is_dir(), reason="no tasks here")
 ARC = {"question": "What is red?", "answerKey": "C"}
 ARC |= {"choices": {"text": ["sky", "sea", "a rose", "snow"], "label": ["A", "B", "C", "D"]}}
 PUBMED = {"question": "Is it so?", "context": {"contexts": ["We saw.", "It was."]}}
@@ -216,7 +216,7 @@ def jang_choices(options):
 @needs_real
 def test_mathqa_is_scored_as_the_published_code_does(asked):
     """No space stands before a choice, as before those of the eight other tasks."""
-    rows = read_rows(REAL / "reasoning" / "math_qa.jsonl.gz")
+    rows = read_rows(LOCAL / "reasoning" / "math_qa.jsonl.gz")
     hits, spaced = [], []
     for row in rows[:24]:
         question = SOURCES["mathqa"][1](row)
@@ -226,7 +226,7 @@ def test_mathqa_is_scored_as_the_published_code_does(asked):
             sums = [nats(asked, before + asked.ids(gap + c), len(before)) for c in question.options]
             found.append(int(np.argmin(sums)) == question.answer)
     probe = make_probe("reasoning_original", {"tasks": ["mathqa"], "limit": 24}, "test")
-    real = dataclasses.replace(asked, data_root=REAL)
+    real = dataclasses.replace(asked, data_root=LOCAL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SOURCES, "mathqa", ("reasoning/math_qa.jsonl.gz", SOURCES["mathqa"][1]))
         assert probe.table(real).rows["mathqa"]["acc"] == np.mean(hits)
@@ -380,7 +380,7 @@ def test_numbers_are_those_of_lm_evals_own_command(place, asked, tmp_path):
     import dataclasses
 
     tasks = ["piqa", "arc_easy", "copa"]
-    real = dataclasses.replace(asked, data_root=REAL)
+    real = dataclasses.replace(asked, data_root=LOCAL)
     with make_probe("reasoning", {"tasks": tasks}, "test").including(real) as further:
         done = subprocess.run(
             [sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args",

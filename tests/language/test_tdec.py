@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,8 +35,9 @@ from stable_forgetting.language.measure.extraction import (
 )
 from stable_forgetting.language.measure.requests import RequestConfig
 from tests.language.made import CPU, TINY, benchmark
+from tests.local import LOCAL
 
-OFFICIAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "tdec"
+OFFICIAL = LOCAL / "tdec"
 WIDE = {**TINY, "dim": 32, "context": 128}
 DATA = {"name": "tdec", "max_length": 24, "rows": 4, "sets": 2}
 DATA |= {"retain_rows": 4, "unseen_rows": 3, "test_rows": 3}
@@ -352,7 +352,7 @@ def test_the_challenges_arrays_are_checked(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not OFFICIAL.is_dir(), reason="the challenge's texts are not here")
 def test_the_literatures_sets_are_rows_of_the_challenge():
-    root = OFFICIAL.parent
+    root = LOCAL
     data = {**DATA, "rows": 32, "max_length": 200, "forget": "tdec/lm_extraction_128_*.csv"}
     data |= {"retain": "tdec/wikitext.csv.gz", "test": "tdec/wikitext.csv.gz"}
     data |= {"unseen": "tdec/official", "tokenizer": "tokenizers/gpt2"}

@@ -23,6 +23,7 @@ from stable_forgetting.language.data.tokenizers import (
     tokenizer_digest,
     train_tokenizer,
 )
+from tests.local import LOCAL
 
 ITEMS = (
     Item("full", 0, "Who?", "Ada.", "It was Ada.", ("Bob.", "Eve.")),
@@ -58,8 +59,7 @@ def test_labels_start_after_the_prompt():
             Encoded(np.array([5, 6, 7, 8]), start)
 
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
-needs_real = pytest.mark.skipif(not (REAL / "tokenizers").is_dir(), reason="no tokenizers here")
+needs_real = pytest.mark.skipif(not (LOCAL / "tokenizers").is_dir(), reason="no tokenizers here")
 STYLES = ("clean", "openunlearning", "tofu")
 ANSWERS = ("Paris", "The long way home.", '"Quoted" words', "42", "über alles", "a\nb")
 
@@ -75,7 +75,7 @@ def bpe(corpus):
 
 
 def real_tokenizer(name):
-    return load_tokenizer(CausalModelConfig(name="x/y", tokenizer=str(REAL / "tokenizers" / name)))
+    return load_tokenizer(CausalModelConfig(name="x/y", tokenizer=str(LOCAL / "tokenizers" / name)))
 
 
 def source(corpus, tokenizer, style="clean", family="question_answer", **fields):
@@ -217,8 +217,8 @@ def test_a_template_needs_its_tokens(corpus, bpe):
     ],
 )
 def test_label_counts_equal_those_of_the_published_logs(family, log, tokenizer, styles):
-    corpus = load_corpus(TextDataConfig.of(name="tofu"), REAL)
-    path = REAL / "tofu_eval_logs" / f"{log}_retain90_wd0.01.json.gz"
+    corpus = load_corpus(TextDataConfig.of(name="tofu"), LOCAL)
+    path = LOCAL / "tofu_eval_logs" / f"{log}_retain90_wd0.01.json.gz"
     logs = json.loads(gzip.decompress(path.read_bytes()))
     starts = {"eval_log": 0, "eval_log_forget": 3600}
     starts |= {"eval_real_author_wo_options": 4000, "eval_real_world_wo_options": 4100}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,9 @@ from stable_forgetting.language.data import readers
 from stable_forgetting.language.data.files import items_of, read_items, read_rows
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
 from stable_forgetting.language.measure.logs import read_log
+from tests.local import LOCAL
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
-needs_real = pytest.mark.skipif(not (REAL / "tofu").is_dir(), reason="no TOFU here")
+needs_real = pytest.mark.skipif(not (LOCAL / "tofu").is_dir(), reason="no TOFU here")
 CONFIG = TextDataConfig.of(name="tofu")
 
 
@@ -270,12 +269,12 @@ def test_null_columns_of_a_file_are_none(tmp_path):
 
 @needs_real
 def test_the_real_files():
-    corpus = load_corpus(CONFIG, REAL)
+    corpus = load_corpus(CONFIG, LOCAL)
     assert counts(corpus) == {"full": 4000, "real_authors": 100, "world_facts": 117}
     assert sum(bool(item.perturbed) for item in corpus.items[:4000]) == 800
     assert len(corpus.refusals) == 100
     for name in ("forget01", "forget05", "forget10", "retain90", "retain95", "retain99"):
-        rows = [(r["question"], r["answer"]) for r in read_rows(REAL / "tofu" / f"{name}.jsonl")]
+        rows = [(r["question"], r["answer"]) for r in read_rows(LOCAL / "tofu" / f"{name}.jsonl")]
         full = [(item.question, item.answer) for item in corpus.items[:4000]]
         share = full[-len(rows) :] if name.startswith("forget") else full[: len(rows)]
         assert rows == share, name

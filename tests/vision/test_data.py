@@ -20,10 +20,10 @@ from stable_forgetting.vision.data import readers
 from stable_forgetting.vision.data.augment import crop_flip
 from stable_forgetting.vision.data.folders import listing_digest
 from stable_forgetting.vision.data.source import InputSpec, load_source
+from tests.local import LOCAL
 
 GREY = {"mean": (0.3,), "std": (0.35,)}
 COLOUR = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
-LOCAL = Path(os.environ.get("SF_DATA_ROOT", Path(__file__).parents[3] / "shared" / "data"))
 
 
 def digits(input_size=16, **fields):
