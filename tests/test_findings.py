@@ -944,7 +944,8 @@ def test_shares_by_number_of_steps_are_as_said():
     assert f"In the {len(short)} runs of 500 steps" in said
     assert f"at most {most(short)} % of the entries pass 0.5" in said
     wide = [row for row in long if row["width"] in ("384", "768")]
-    assert len(wide) == 12 and {row["optimizer"] for row in wide} == {"adamw"}
+    sgd = {(row["width"], row["depth"]) for row in wide if row["optimizer"] == "sgd"}
+    assert len(wide) == 16 and sgd == {("384", "2")}
     top = max(long, key=lambda row: most([row]))
     assert (top["model"], top["width"], top["optimizer"]) == ("gpt_neo", "64", "sgd")
     middle = most([row for row in long if row["width"] == "192"])
