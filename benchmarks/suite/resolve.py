@@ -131,11 +131,12 @@ def load_suite(
     path, data = read_suite(name, overrides)
     if seeds:
         data["seeds"] = list(seeds)
-    spec = validate(Suite, data, str(path))
+    origin = f"{path}, --set {' '.join(overrides)}" if overrides else str(path)
+    spec = validate(Suite, data, origin)
     name = BENCHMARKS.entry(spec.benchmark).name
     spec = spec.model_copy(update={"benchmark": name, "methods": {**further, **spec.methods}})
     benchmark = BENCHMARKS[spec.benchmark]
-    protocol = validate(benchmark.Config, spec.protocol, f"{path}: protocol")
+    protocol = validate(benchmark.Config, spec.protocol, f"{origin}: protocol")
     _check_warmup(benchmark, protocol, str(path))
     probes = make_probes(spec, str(path))
     spec = with_columns(spec, protocol, probes, str(path))

@@ -222,6 +222,11 @@ COMMANDS = [
     ("plan {good} --set plugins=null", "--set: plugins: write a list of names"),
     ("plan {good} --set plugins=mine.py", "--set: plugins: write a list of names"),
     ("plan {good} --set methods.gd.params.lr=.nan", "finite number"),
+    ("plan digits-class --set defaults.steps=many", ", --set defaults.steps=many: budget.amount"),
+    (
+        "plan {good} --set protocol.train.lr=fast",
+        ", --set protocol.train.lr=fast: protocol: train",
+    ),
     ("run {good} --data-root /nowhere/data", "no such folder"),
     ("run {good} --store {good}", "not a folder"),
     ("run {good} --store {good}/runs", "not a folder"),
