@@ -45,7 +45,8 @@ class Loader:
         self.batch_size = min(batch_size, len(self.indices))
         self.real = len(self.indices), batch_size
         self.generator = generator
-        self.augmenter = _child(generator, 0) if augment else None
+        seed = derive(generator.initial_seed(), "augmentation", 0)
+        self.augmenter = torch.Generator().manual_seed(seed) if augment else None
         self.shard = (0, 1)
         self.epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
@@ -66,8 +67,6 @@ class Loader:
                 f" accumulation): give a multiple of {world}, or launch as many as divide {batch}"
             )
         self.shard = (rank, world)
-        if self.augmenter is not None:
-            self.augmenter = _child(self.generator, rank)
 
     def stand_for(self, samples: Callable[[np.ndarray], int], batch_size: int) -> None:
         """From now on epochs count those of a larger set, and batches are small."""
@@ -95,6 +94,10 @@ class Loader:
         rank, world = self.shard
         if world > 1 and len(chosen) >= world:
             chosen = chosen[rank::world]
+        if rank and self.augmenter is not None:  # anew for each batch: a checkpoint holds rank 0's
+            place = (rank, self.epoch, self._position)
+            seed = derive(self.generator.initial_seed(), "augmentation", *place)
+            self.augmenter.manual_seed(seed)
         return self.source.fetch(chosen, augment=self.augmenter)
 
     def state(self) -> dict[str, Tensor]:
@@ -113,14 +116,8 @@ class Loader:
         self._order = state["order"].clone()
         self._position, self.epoch = (int(value) for value in state["cursor"])
         self.generator.set_state(state["generator"])
-        if self.augmenter is not None and self.shard[0] == 0:  # the state is that of rank 0
+        if self.augmenter is not None:
             self.augmenter.set_state(state["augmenter"])
-
-
-def _child(generator: torch.Generator, rank: int) -> torch.Generator:
-    """A generator seeded from another's seed and a rank, without drawing from it."""
-    seed = derive(generator.initial_seed(), "augmentation", rank)
-    return torch.Generator().manual_seed(seed)
 
 
 class RelabelledLoader(Loader):

@@ -122,6 +122,27 @@ def test_shards_share_each_batch(source):
         assert sorted(ids([one, two])) == sorted(ids([full]))
 
 
+def test_every_rank_augments_in_its_own_way_and_resumes_exactly(source):
+    """A checkpoint is written by rank 0 and read by all."""
+
+    def loader(rank):
+        made = Loader(source, INDICES, 4, stream())
+        made.take_shard(rank, 2)
+        return made
+
+    plain = Loader(source, INDICES, 4, stream(), augment=False)
+    first, ranks = plain.next(), (loader(0), loader(1))
+    noise = []
+    for rank, made in enumerate(ranks):
+        noise.append(made.next().inputs["x"] - first.inputs["x"][rank::2])
+    assert not torch.allclose(noise[0], noise[1], atol=1e-3)
+    saved = ranks[0].state()
+    for rank, made in enumerate(ranks):
+        again = loader(rank)
+        again.load_state(saved)
+        assert all(equal(a, b) for a, b in zip(take(again, 4), take(made, 4), strict=True))
+
+
 @pytest.mark.parametrize(("batch", "world"), [(4, 8), (4, 3), (1, 2)])
 def test_a_batch_that_ranks_cannot_share_is_refused(source, batch, world):
     """Each would compute all of it, or the mean of all would not be the batch's."""
