@@ -13,7 +13,9 @@ from stable_forgetting.benchmarks.report.section import Picture
 SHADES = ("#b7e1c0", "#dcefc8", "#fbeec1", "#f6cfa4", "#eba9a0")
 """From what is nearest to a retrained model to what is farthest."""
 INK = "#1c1c1c"
-CELL, LEFT, TOP = (32, 20), 160, 170
+CELL, LEFT = (32, 20), 160
+HEAD, LETTER = 60, 5.2
+"""Pixels above the names of suites, which are slanted, and of a letter of these, up and across."""
 LEAST_SUITES = 3
 """A row stands in the picture from so many suites on."""
 
@@ -61,27 +63,29 @@ def picture(
         links: Row -> page of the method, suite -> its page.
     """
     rows = ordered(cells)
+    slanted = LETTER * max(map(len, suites), default=0)
+    top = HEAD + slanted
     body = [
-        _link(links.get(suite, ""), _head(suite, place), svg.tip(f"{suite}: {about}"))
+        _link(links.get(suite, ""), _head(suite, place, top), svg.tip(f"{suite}: {about}"))
         for place, (suite, about) in enumerate(suites.items())
     ]
     for line, row in enumerate(rows):
-        y = TOP + line * CELL[1]
+        y = top + line * CELL[1]
         body.append(_link(links.get(row, ""), svg.text(LEFT - 8, y + 14, row, text_anchor="end")))
         body += [
             _cell(cells[row][suite], limits, LEFT + place * CELL[0], y)
             for place, suite in enumerate(suites)
             if suite in cells[row]
         ]
-    bottom = TOP + len(rows) * CELL[1] + 14
+    bottom = top + len(rows) * CELL[1] + 14
     body += _legend(limits, bottom)
-    width = LEFT + max(len(suites) * CELL[0] + 60, 100 * len(SHADES))
+    width = LEFT + max(len(suites) * CELL[0] + slanted, 100 * len(SHADES))
     drawn = svg.picture(width, bottom + 30, body, title=title, subtitle=subtitle)
     return Picture(drawn, title)
 
 
-def _head(suite: str, place: int) -> str:
-    x, y = LEFT + place * CELL[0] + CELL[0] / 2 + 4, TOP - 6
+def _head(suite: str, place: int, top: float) -> str:
+    x, y = LEFT + place * CELL[0] + CELL[0] / 2 + 4, top - 6
     return svg.text(x, y, suite, transform=f"rotate(-45 {x:g} {y:g})")
 
 

@@ -8,7 +8,7 @@ from stable_forgetting.benchmarks.report import svg
 from stable_forgetting.benchmarks.report.section import Picture
 from stable_forgetting.benchmarks.sharing.versus import Encounter
 
-LEFT, PANEL, GAP, PITCH, HEAD = 165, 190, 20, 20, 92
+LEFT, PANEL, GAP, PITCH, HEAD = 190, 190, 20, 20, 108
 TICKS = (-100, -50, 0, 50, 100)
 COLOURS = {"nearer": "#1f7a3a", "farther": "#b3261e"}
 """Reading -> colour; any other is grey."""
@@ -47,10 +47,11 @@ def _x(value: float, left: float) -> float:
 
 def _frame(pair: tuple[str, str], left: float, bottom: float) -> Iterator[str]:
     middle = {"text_anchor": "middle"}
-    yield svg.text(left + PANEL / 2, 60, f"{pair[0]} − {pair[1]}", font_weight="bold", **middle)
+    for y, name in ((60, pair[0]), (76, f"− {pair[1]}")):
+        yield svg.text(left + PANEL / 2, y, name, font_weight="bold", **middle)
     small = {"fill": svg.GREY, "font_size": 11}
-    yield svg.text(left, 76, "← first nearer", **small)
-    yield svg.text(left + PANEL, 76, "second nearer →", text_anchor="end", **small)
+    yield svg.text(left, 92, "← first nearer", **small)
+    yield svg.text(left + PANEL, 92, "second nearer →", text_anchor="end", **small)
     for tick in TICKS:
         x = _x(tick, left)
         yield svg.line((x, HEAD - 8), (x, bottom), stroke="#eee" if tick else "#999")
