@@ -13,7 +13,7 @@ from stable_forgetting.benchmarks.report.section import Picture
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
 
-SIDE, LEFT, TOP, LINE = 440, 60, 56, 18
+SIDE, LEFT, TOP, LINE, NAME = 440, 60, 56, 18, 180
 TICKS = (100, 50, 20, 10, 5, 2, 1, 0.5, 0.2)
 ROOM = 26
 """Pixels between ticks."""
@@ -54,15 +54,17 @@ def target(board: Leaderboard, trajectories: Trajectories | None = None) -> Pict
         points = [_at(place, reach) for place in paths.get(row.label, ())]
         body.append(svg.polyline(points, stroke=colour, stroke_opacity=0.5) if points else "")
         body.append(_mark(row, names, places[row.label], reach, colour))
-    body += svg.numbered([_at(places[row.label], reach) for row in rows])
-    body += [
-        svg.text(LEFT + SIDE + 30, TOP + 10 + LINE * i, f"{i + 1}  {row.label}")
-        for i, row in enumerate(rows)
-    ]
+    square = (LEFT, TOP, LEFT + SIDE, TOP + SIDE)
+    body += svg.numbered([_at(places[row.label], reach) for row in rows], square)
+    lines = max(SIDE // LINE, -(-len(rows) // 2))  # two columns at most
+    for i, row in enumerate(rows):
+        column, at = divmod(i, lines)
+        x, y = LEFT + SIDE + 30 + NAME * column, TOP + 10 + LINE * at
+        body.append(svg.text(x, y, f"{i + 1}  {row.label}"))
     title = f"{board.suite.name}: what is forgotten and what is kept, less Retrain's"
     drawn = svg.picture(
-        LEFT + SIDE + 240,
-        max(TOP + SIDE + 50, TOP + 20 + LINE * len(rows)),
+        LEFT + SIDE + 240 + NAME * (len(rows) > lines),
+        max(TOP + SIDE + 50, TOP + 20 + LINE * lines),
         body,
         title=title,
         subtitle="middle: Retrain; bars: standard deviation over seeds; square-root axes",

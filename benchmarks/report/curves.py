@@ -12,6 +12,8 @@ COLOURS = ("#1f4e9c", "#c0392b", "#1e8449", "#b7950b", "#7d3c98", "#117a65", "#a
 PANEL, GAP, LEFT, TOP = (300, 170), 60, 50, 50
 COLUMNS = 2
 """Panels beside each other: a page of documents is some 830 pixels wide."""
+ABREAST, NAME = 4, 180
+"""Names in a line below the panels, and pixels for each."""
 MOST_POINTS = 40
 """Points of a curve that answer to a pointer one by one."""
 Line = Mapping[int, float]
@@ -49,10 +51,10 @@ def draw(panels: Sequence[Panel], names: Sequence[str], title: str) -> str:
         for i, panel in enumerate(panels)
     ]
     for index, name in enumerate(names):
-        y = bottom + 18 * index
-        body.append(svg.line((LEFT, y - 4), (LEFT + 24, y - 4), **styles[name]))
-        body.append(svg.text(LEFT + 30, y, name, fill=styles[name]["stroke"]))
-    width, height = LEFT + COLUMNS * (PANEL[0] + GAP), bottom + 18 * len(names)
+        x, y = LEFT + NAME * (index % ABREAST), bottom + 18 * (index // ABREAST)
+        body.append(svg.line((x, y - 4), (x + 24, y - 4), **styles[name]))
+        body.append(svg.text(x + 30, y, name, fill=styles[name]["stroke"]))
+    width, height = LEFT + COLUMNS * (PANEL[0] + GAP), bottom + 18 * -(-len(names) // ABREAST)
     return svg.picture(width, height, body, title=title)
 
 
@@ -75,7 +77,7 @@ def _panel(panel: Panel, styles: Mapping[str, Mapping[str, str]], left: int, top
         along = (place - first) / ((last - first) or 1)
         return left + PANEL[0] * along, bottom - PANEL[1] * share
 
-    side = {"text_anchor": "end", "fill": svg.GREY}
+    side = {"text_anchor": "end", "fill": svg.GREY, "font_size": 11}
     frame = {"x": left, "y": top, "width": PANEL[0], "height": PANEL[1]}
     parts = [
         svg.element("rect", **frame, fill="none", stroke="#ccc"),

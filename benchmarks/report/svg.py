@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 GREY = "#666"
 LEFT, WIDTH, PITCH, HEAD = 190, 520, 22, 64
@@ -91,12 +91,19 @@ def grid(
     return body
 
 
-def numbered(
-    points: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]] = ()
-) -> list[str]:
-    """The numbers of points, from 1, beside them and clear of ``others``.
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
 
-    Those at nearly one place share a label, and a label takes the first corner that is free.
+
+def numbered(
+    points: Sequence[tuple[float, float]],
+    inside: Box,
+    others: Sequence[tuple[float, float]] = (),
+) -> list[str]:
+    """The numbers of points, from 1, beside them and clear of each other and of ``others``.
+
+    Those at nearly one place share a label.  A label takes the nearest place that is free inside a
+    box, and a thin line leads to it from where it is not beside its point.
     """
     groups: dict[tuple[float, float], list[int]] = {}
     for number, (x, y) in enumerate(points, 1):
@@ -105,22 +112,42 @@ def numbered(
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in (*points, *others)]
     labels = []
     for (x, y), numbers in groups.items():
-        told = ", ".join(map(str, numbers))
-        boxes = [
-            _box(left, y + up, told) for up in (-6, 15) for left in (x + 8, x - 8 - 6 * len(told))
-        ]
-        box = next((own for own in boxes if not any(_meet(own, o) for o in taken)), boxes[0])
+        told = _runs(numbers)
+        width = 4 + sum(7 if letter.isdigit() else 4 for letter in told)
+        boxes = list(_around(x, y, width))
+        free = (b for b in boxes if _within(b, inside) and not any(_meet(b, own) for own in taken))
+        box = next(free, boxes[0])
         taken.append(box)
+        if box not in boxes[:4]:
+            end = (min(max(x, box[0]), box[2]), box[3] if box[3] < y else box[1])
+            labels.append(line((x, y), end, stroke="#bbb"))
         labels.append(text(box[0], box[3], told, font_size=11))
     return labels
 
 
-Box = tuple[float, float, float, float]
-"""Left, top, right and bottom."""
+def _runs(numbers: Sequence[int]) -> str:
+    """``1, 2, 5-9`` of ascending numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
 
 
-def _box(left: float, bottom: float, told: str) -> Box:
-    return left, bottom - 9, left + 6 * len(told), bottom
+def _around(x: float, y: float, width: float) -> Iterator[Box]:
+    """Boxes of a line of text around a point, the nearest first."""
+    for away in range(12):
+        for bottom in (y - 6 - 12 * away, y + 15 + 12 * away):
+            for left in (x + 8, x - 8 - width):
+                yield left, bottom - 9, left + width, bottom
+
+
+def _within(box: Box, outer: Box) -> bool:
+    return outer[0] <= box[0] and outer[1] <= box[1] and box[2] <= outer[2] and box[3] <= outer[3]
 
 
 def _meet(a: Box, b: Box) -> bool:

@@ -125,7 +125,8 @@ def picture(name: str, found: Mapping[str, Place], sides: Sides, file: str) -> P
         dot = svg.element("circle", cx=x, cy=y, r=4.5, fill=colour, fill_opacity=0.6)
         body.append(svg.element("a", dot, svg.tip(told), href=f"{file}#{place_of(row)}"))
     spots = {row: _at(found[row], reach) for row in rows}
-    body += svg.numbered([spots[row] for row in best], [spots[row] for row in rows])
+    square = (LEFT, TOP, LEFT + SIDE + 26, TOP + SIDE)
+    body += svg.numbered([spots[row] for row in best], square, [*spots.values()])
     y = TOP + SIDE + 54
     body += [svg.text(LEFT, y + LINE * n, f"{n + 1}  {row}") for n, row in enumerate(best)]
     title = f"{name}: {len(rows)} rows"

@@ -184,7 +184,7 @@ def depth_picture(board: Sweep) -> Picture | None:
         body.append(_mark(label, accepted[label], known[label], dot, top, colour))
         place = (LEFT + SIDE + 30, TOP + 10 + LINE * index)
         body.append(svg.text(*place, f"{index + 1}  {label}", fill=colour, font_size=11))
-    body += svg.numbered(dots)
+    body += svg.numbered(dots, (LEFT, TOP, LEFT + SIDE, TOP + SIDE))
     bottom = TOP + SIDE + 54
     if missing := len(accepted) - len(labels):
         text = (

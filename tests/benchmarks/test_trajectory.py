@@ -58,9 +58,22 @@ def test_rows_that_evaluate_in_training_get_a_trajectory(caplog, tiny_suite, tmp
     assert json.loads((folder / "trajectory.json").read_text()) == found
 
 
-def test_rows_at_one_point_of_the_target_share_a_label():
-    texts = [re.sub("<[^>]*>", "", label) for label in svg.numbered([(0, 0), (50, 0), (3, -3)])]
-    assert texts == ["1, 3", "2"], "no number is printed over another"
+def test_numbers_of_points_share_labels_and_stay_clear_of_each_other():
+    square = (0.0, 0.0, 300.0, 300.0)
+
+    def told(points):
+        labels = [label for label in svg.numbered(points, square) if label.startswith("<text")]
+        places = [re.search(r'x="([^"]+)" y="([^"]+)".*>(.+)<', label).groups() for label in labels]
+        return {words: (float(x), float(y)) for x, y, words in places}
+
+    assert [*told([(100, 50), (150, 50), (103, 47)])] == ["1, 3", "2"]
+    (label,) = told([(290, 150)] * 4 + [(292, 150)])
+    assert label == "1-5"
+    line = [(10 * place, 150) for place in range(1, 29)]
+    boxes = [(x, y - 9, x + 7 * len(n), y) for n, (x, y) in told(line).items()]
+    assert len(boxes) == 28 and all(x >= 0 and right <= 300 for x, _, right, _ in boxes)
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[0] >= b[2] or b[0] >= a[2] or a[1] >= b[3] or b[1] >= a[3]
 
 
 @pytest.mark.parametrize("reach", [0.5, 1.5, 30.0, 100.0])
