@@ -246,7 +246,7 @@ def _suites(kinds: Mapping[str, Sequence[Page]]) -> list[Section]:
         Column("distance", doc="is that row's, mean over seeds"),
         Column("floor", doc="is the distance of a second Retrain, mean over seeds"),
         Column("methods", doc="counts the rows beside the references"),
-        Column("indistinguishable", doc="counts the rows that are, from a retrained model"),
+        Column("≠", doc="counts the rows that are shown to differ from a retrained model"),
         Column("parameters", doc="counts those of the model"),
         Column("what", "words"),
         Column("origin", "label"),
@@ -263,11 +263,12 @@ def _suites(kinds: Mapping[str, Sequence[Page]]) -> list[Section]:
 def _suite(page: Page) -> list[str]:
     methods, floor = _methods(page), page.data["floor"]
     best = min(methods, key=lambda row: row["derived"]["ag"]["mean"], default=None)
-    near = sum((row["verdict"] or {}).get("word") == "indistinguishable" for row in methods)
+    words = [(row["verdict"] or {}).get("word", "untested") for row in methods]
     nearest = [best["row"], number(best["derived"]["ag"]["mean"], 2)] if best else [MISSING] * 2
     second = number(floor["mean"] if floor else None, 2)
     about = [page.title, page.origin, page.data.get("date", "") or MISSING]
-    counts = [str(len(methods)), str(near), _parameters(size(page)) if size(page) else MISSING]
+    told = MISSING if {*words} <= {"untested"} else str(words.count("different"))
+    counts = [str(len(methods)), told, _parameters(size(page)) if size(page) else MISSING]
     return [_name(page), *nearest, second, *counts, *about]
 
 
