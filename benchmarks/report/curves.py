@@ -82,8 +82,8 @@ def _panel(panel: Panel, styles: Mapping[str, Mapping[str, str]], left: int, top
     parts = [
         svg.element("rect", **frame, fill="none", stroke="#ccc"),
         svg.text(left, top - 8, panel.title),
-        svg.text(left - 4, top + 10, f"{high:.3g}", **side),
-        svg.text(left - 4, bottom, f"{low:.3g}", **side),
+        svg.text(left - 4, top + 10, _narrow(high), **side),
+        svg.text(left - 4, bottom, _narrow(low), **side),
         svg.text(right, bottom + 16, panel.axis, **side),
     ]
     for dashes, line in panel.references.items():
@@ -94,6 +94,10 @@ def _panel(panel: Panel, styles: Mapping[str, Mapping[str, str]], left: int, top
         parts.append(svg.polyline(points, **styles[name]))
         parts += _points(name, _shown(panel, line), points, styles[name]["stroke"])
     return "".join(parts)
+
+
+def _narrow(value: float) -> str:
+    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _points(

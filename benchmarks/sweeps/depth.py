@@ -25,7 +25,7 @@ from stable_forgetting.common.bounded.phi import PHIS
 ABSOLUTE, FREE = "absolute", "none"
 LOSSES = {"cross_entropy": "ascent", "unlikelihood": "saturating loss"}
 STEPS = "steps"
-TITLE = "settings that are accepted against steps to relearn"
+TITLE = "accepted settings against steps to relearn"
 SIDE, LEFT, TOP, LINE = 400, 50, 70, 17
 STEP_TICKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 Place = float | str
@@ -228,7 +228,8 @@ def _frame(top: float, retrain: Measure | None) -> list[str]:
         x, y = _place(0, retrain.value, top)
         told = f"Retrain {_least(retrain)}{significant(retrain.value)}"
         body.append(svg.line((x, y), (x + SIDE, y), stroke="#1e8449", stroke_width=2))
-        body.append(svg.text(x + 4, y - 5, told, font_size=11))
+        beside = y - 5 if y > TOP + LINE else y + LINE - 2
+        body.append(svg.text(x + 4, beside, told, font_size=11))
     axis = "share of settings that the sweep accepts, % \N{RIGHTWARDS ARROW}"
     body.append(svg.text(LEFT + SIDE, TOP + SIDE + 32, axis, text_anchor="end", **grey))
     body.append(svg.text(10, TOP - 10, "\N{UPWARDS ARROW} steps to relearn, log(1 + n)", **grey))

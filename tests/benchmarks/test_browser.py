@@ -8,6 +8,7 @@ import pytest
 
 from stable_forgetting.benchmarks.report import html
 from stable_forgetting.benchmarks.report.section import Answer, Sample, Section
+from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.sharing.site import write_site
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -80,6 +81,35 @@ def test_no_page_is_wider_than_a_phone_or_endless(site, visit):
         assert wide <= WIDTHS[0] and high < 10_000, f"{path.name}: {wide} x {high}"
         heads.append(page.locator("h1").inner_text())
     assert len(heads) > 80 and all(heads)
+
+
+OVERLAPS = """() => {
+  const texts = [...document.querySelectorAll('text')].filter((t) => t.textContent);
+  const inner = (t) => {  // without the slack above and below the letters
+    const box = t.getBoundingClientRect(), slack = box.height / 5;
+    return [box.left + 1, box.top + slack, box.right - 1, box.bottom - slack];
+  };
+  const whole = document.documentElement.getBoundingClientRect();
+  const out = texts.map((t) => [t, inner(t)]).filter(([t, b]) =>
+    b[0] < whole.left || b[1] < whole.top || b[2] > whole.right || b[3] > whole.bottom);
+  const level = texts.filter((t) => !t.getAttribute('transform')).map((t) => [t, inner(t)]);
+  const pairs = [];
+  level.forEach(([t, a], i) => level.slice(i + 1).forEach(([u, b]) => {
+    if (a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3])
+      pairs.push(t.textContent + ' on ' + u.textContent);
+  }));
+  return [...pairs, ...out.map(([t]) => t.textContent + ' goes beyond the picture')];
+}"""
+
+
+def test_words_of_pictures_lie_inside_them_and_on_no_others(visit):
+    page = visit(RESULTS / "digits-class" / "leaderboard.svg", 1440)
+    wrong, paths = {}, sorted(RESULTS.rglob("*.svg"))
+    for path in paths:
+        page.goto(path.as_uri())
+        if found := page.evaluate(OVERLAPS):
+            wrong[str(path.relative_to(RESULTS))] = found
+    assert len(paths) > 80 and wrong == {}, "\n".join(f"{k}: {v}" for k, v in wrong.items())
 
 
 def test_what_is_folded_opens_for_a_link_into_it(site, visit):
