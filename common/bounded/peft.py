@@ -82,6 +82,5 @@ def merge_peft(model: nn.Module) -> nn.Module:
     for name, layer in list(model.named_modules()):
         if isinstance(layer, BaseTunerLayer) and isinstance(layer, nn.Module):
             layer.merge(adapter_names=[ADAPTER])
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, layer.get_base_layer())
+            model.set_submodule(name, layer.get_base_layer())
     return model
