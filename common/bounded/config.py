@@ -85,24 +85,16 @@ class AdapterConfig(Strict):
         return {k: v for k, v in fields.items() if k not in later or (v and v != later[k])}
 
     @model_validator(mode="after")
-    def _options_fit_the_path(self) -> AdapterConfig:
+    def _options_fit_together(self) -> AdapterConfig:
         low_rank = PHIS[self.phi].linear
         if self.dropout and self.mode != "split" and not low_rank:
             raise ValueError("dropout takes mode: split (a merged product has no input of its own)")
         if self.mode == "polynomial" and not low_rank and self.phi not in ("sine", "tanh"):
             raise ValueError("mode: polynomial takes phi: sine or tanh; use mode: auto")
-        return self
-
-    @model_validator(mode="after")
-    def _peft_has_its_own_form(self) -> AdapterConfig:
         own = {name: getattr(self, name) for name in ("phi", "omega", "bound", "mode", "dropout")}
         for name, value in own.items():
             if self.peft and value != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is of our own adapters; leave it or peft out")
-        return self
-
-    @model_validator(mode="after")
-    def _relative_needs_a_bound(self) -> AdapterConfig:
         if self.bound == "relative" and not PHIS[self.phi].relative:
             names = " or ".join(name for name, phi in PHIS.items() if phi.relative)
             raise ValueError(f"bound: relative takes phi: {names}")
