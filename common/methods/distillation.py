@@ -37,11 +37,7 @@ class BadTeacher(GradientMethod):
     batches.  Their KL is averaged over classes, too, which Adam's rate does not feel.
     """
 
-    info = MethodInfo(
-        2,
-        "Chundawat et al. 2023 (arXiv 2205.08096)",
-        frozenset({"forget", "retain", "initial"}),
-    )
+    info = MethodInfo(2, "Chundawat et al. 2023 (arXiv 2205.08096)", BOTH | {"initial"})
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "repository_vit": {"epochs": 1, "batch_size": 128},

@@ -12,7 +12,7 @@ from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, Positive
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class FisherForgetting(UnlearningMethod):
     1e-9 to 1e-5 (SSD's repository: 1e-6).
     """
 
-    info = MethodInfo(2, "Golatkar et al. 2020 (arXiv 1911.04933)", frozenset({"forget", "retain"}))
+    info = MethodInfo(2, "Golatkar et al. 2020 (arXiv 1911.04933)", BOTH)
 
     quick: ClassVar[Mapping[str, Any]] = {"samples": 16}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -194,11 +194,7 @@ class Influence(UnlearningMethod):
     0.2, papers 1 to 20).
     """
 
-    info = MethodInfo(
-        1,
-        "Izzo et al. 2021 (arXiv 2002.10077); as IU in arXiv 2304.04934",
-        frozenset({"forget", "retain"}),
-    )
+    info = MethodInfo(1, "Izzo et al. 2021 (arXiv 2002.10077); as IU in arXiv 2304.04934", BOTH)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "lineage": {"inverse": "lineage", "samples": 1000, "alpha": 0.2}
     }

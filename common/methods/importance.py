@@ -9,7 +9,7 @@ from pydantic import Field
 
 from stable_forgetting.common.base.numbers import Count, Positive
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, RETAIN, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.finetuning import RepairConfig, repaired
 from stable_forgetting.common.methods.saliency import SelectiveSynapticDampening
 from stable_forgetting.common.methods.simple import GradientDifference
@@ -119,9 +119,7 @@ class PruneFirst(UnlearningMethod):
     OPTML-Group/Unlearn-Sparse (pruner/omp.py, unlearn/FT.py).
     """
 
-    info = MethodInfo(
-        1, "Jia et al. 2023 (arXiv 2304.04934), prune first", frozenset({"retain"}), reading=True
-    )
+    info = MethodInfo(1, "Jia et al. 2023 (arXiv 2304.04934), prune first", RETAIN, reading=True)
 
     class Config(RepairConfig):
         """Settings of prune first.

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import NonNegative, Positive
-from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, RETAIN, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.finetuning import RepairConfig, repaired
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig, Optimizer, total_steps
@@ -110,9 +110,7 @@ class Langevin(UnlearningMethod):
     (langevin.py).
     """
 
-    info = MethodInfo(
-        1, "Chien et al. 2024 (arXiv 2401.10371)", frozenset({"retain"}), reading=True
-    )
+    info = MethodInfo(1, "Chien et al. 2024 (arXiv 2401.10371)", RETAIN, reading=True)
 
     class Config(RepairConfig):
         """Settings of Langevin unlearning.

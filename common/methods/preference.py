@@ -10,7 +10,7 @@ from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import NonNegative, Positive
 from stable_forgetting.common.data.parts import PadTo
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import BOTH, MethodInfo
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo
 from stable_forgetting.common.methods.forget_retain import (
     ForgetConfig,
     ForgetRetainMethod,
@@ -52,7 +52,7 @@ class NPO(ForgetRetainMethod):
     Source: arXiv 2404.05868; open-unlearning (its default adds CE on retain: see ``npo_gdr``).
     """
 
-    info = MethodInfo(1, PAPER, frozenset({"forget"}))
+    info = MethodInfo(1, PAPER, FORGET)
 
     class Config(PreferenceConfig, ForgetConfig):
         lr: Positive = 3e-5

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import (
     AdaptedConfig,
     AdaptedMethod,
@@ -126,7 +126,7 @@ class BoundaryShrink(GradientMethod):
     Sweep lr.
     """
 
-    info = MethodInfo(1, "Chen et al. 2023 (arXiv 2303.11570)", frozenset({"forget"}))
+    info = MethodInfo(1, "Chen et al. 2023 (arXiv 2303.11570)", FORGET)
 
     class Config(ShortConfig):
         """Settings of Boundary Shrink.
@@ -156,7 +156,7 @@ class BoundaryExpand(UnlearningMethod):
     lr.
     """
 
-    info = MethodInfo(1, "Chen et al. 2023 (arXiv 2303.11570)", frozenset({"forget"}))
+    info = MethodInfo(1, "Chen et al. 2023 (arXiv 2303.11570)", FORGET)
 
     class Config(FitConfig):
         epochs: Count | None = 10

@@ -13,7 +13,7 @@ from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import AdaptedMethod, ShortConfig
 from stable_forgetting.common.methods.relabelling import RandomLabel
 from stable_forgetting.common.methods.task import UnlearnTask
@@ -234,7 +234,7 @@ class RepSelect(UnlearningMethod):
     Source: RepSelect 2026 (arXiv 2606.17168); filyp/RepSelect (repselect_simple.py, "soft").
     """
 
-    info = MethodInfo(1, "RepSelect 2026 (arXiv 2606.17168)", frozenset({"forget"}), reading=True)
+    info = MethodInfo(1, "RepSelect 2026 (arXiv 2606.17168)", FORGET, reading=True)
 
     class Config(Strict):
         """Settings of RepSelect.

@@ -10,7 +10,7 @@ from pydantic import Field
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import FORGET, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
@@ -90,11 +90,7 @@ class TaskVector(UnlearningMethod):
     swj0419/muse_bench (task_vector.py).
     """
 
-    info = MethodInfo(
-        2,
-        "Ilharco et al. 2023 (arXiv 2212.04089); MUSE (arXiv 2407.06460)",
-        frozenset({"forget"}),
-    )
+    info = MethodInfo(2, "Ilharco et al. 2023 (arXiv 2212.04089); MUSE (arXiv 2407.06460)", FORGET)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
 
     class Config(ReinforcedConfig):
@@ -139,7 +135,7 @@ class NegMerge(UnlearningMethod):
     (negmerge.py).  There the candidates come of a search, here of a ladder of rates.
     """
 
-    info = MethodInfo(3, "NegMerge, Kim et al. 2025 (arXiv 2410.05583)", frozenset({"forget"}))
+    info = MethodInfo(3, "NegMerge, Kim et al. 2025 (arXiv 2410.05583)", FORGET)
     quick: ClassVar[Mapping[str, Any]] = {"models": 2}
 
     class Config(ReinforcedConfig):

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Positive
-from stable_forgetting.common.methods.base import BOTH, MethodInfo
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo
 from stable_forgetting.common.methods.forget_retain import (
     ForgetConfig,
     ForgetRetainMethod,
@@ -162,10 +162,7 @@ class DPO(ForgetRetainMethod):
     """
 
     info = MethodInfo(
-        1,
-        "Rafailov et al. 2023 (arXiv 2305.18290), as in TOFU",
-        frozenset({"forget"}),
-        modality="language",
+        1, "Rafailov et al. 2023 (arXiv 2305.18290), as in TOFU", FORGET, modality="language"
     )
 
     class Config(ForgetConfig):
@@ -259,12 +256,7 @@ class FLAT(ForgetRetainMethod):
     Source: FLAT, arXiv 2410.11143; UCSC-REAL/FLAT (dataloader.py).
     """
 
-    info = MethodInfo(
-        1,
-        "FLAT, Wang et al. 2024 (arXiv 2410.11143)",
-        frozenset({"forget"}),
-        modality="language",
-    )
+    info = MethodInfo(1, "FLAT, Wang et al. 2024 (arXiv 2410.11143)", FORGET, modality="language")
 
     class Config(ForgetConfig):
         """Settings of FLAT.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import NonNegative, Positive
-from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.gradient import AdaptedConfig, GradientMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 
@@ -35,7 +35,7 @@ class RMU(GradientMethod):
     (trainer/unlearn/rmu.py: c 2).
     """
 
-    info = MethodInfo(1, "RMU, Li et al. 2024 (arXiv 2403.03218)", frozenset({"forget", "retain"}))
+    info = MethodInfo(1, "RMU, Li et al. 2024 (arXiv 2403.03218)", BOTH)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "openunlearning": {"compat": "openunlearning", "coefficient": "absolute", "c": 2.0},
         "wmdp": {"coefficient": "absolute", "c": 6.5, "positions": "all", "retain_weight": 1200.0},
@@ -117,10 +117,7 @@ class AdaptiveRMU(RMU):
     """
 
     info = MethodInfo(
-        1,
-        "Adaptive RMU, Dang et al. 2024 (arXiv 2408.06223)",
-        frozenset({"forget", "retain"}),
-        modality="language",
+        1, "Adaptive RMU, Dang et al. 2024 (arXiv 2408.06223)", BOTH, modality="language"
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "published": {"positions": "all", "retain_weight": 1200.0},

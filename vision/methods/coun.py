@@ -11,7 +11,13 @@ from pydantic import model_validator
 from stable_forgetting.common.base.config import Strict, validate
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod, resolve_config
+from stable_forgetting.common.methods.base import (
+    BOTH,
+    RETAIN,
+    MethodInfo,
+    UnlearningMethod,
+    resolve_config,
+)
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
@@ -54,7 +60,7 @@ class CoUn(UnlearningMethod):
     0.1, 0.2, 0.5}.  The views must differ: equal ones raise.
     """
 
-    info = MethodInfo(2, "CoUn, 2025 (arXiv 2509.16391)", frozenset({"retain"}), modality="vision")
+    info = MethodInfo(2, "CoUn, 2025 (arXiv 2509.16391)", RETAIN, modality="vision")
 
     class Config(ContrastConfig, FitConfig):
         """Settings of CoUn: those of the contrastive term, and of a training."""
@@ -83,7 +89,7 @@ class WithContrast(UnlearningMethod):
     info = MethodInfo(
         1,
         "CoUn, 2025 (arXiv 2509.16391)",
-        frozenset({"forget", "retain", "initial", "validation", "validation_forget"}),
+        BOTH | {"initial", "validation", "validation_forget"},
         modality="vision",
     )
     quick: ClassVar[Mapping[str, Any]] = {"params": {"steps": 4}}

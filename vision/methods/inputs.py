@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
-from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import AdaptedMethod, GradientMethod, ShortConfig
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig, Optimizer
@@ -72,9 +72,7 @@ class MUMis(UnlearningMethod):
     Source: Cheng et al. 2024 (arXiv 2402.15109); Harry24k/machine-unlearning-pytorch (mumis.py).
     """
 
-    info = MethodInfo(
-        1, "MU-Mis, Cheng et al. 2024 (arXiv 2402.15109)", frozenset({"forget"}), modality="vision"
-    )
+    info = MethodInfo(1, "MU-Mis, Cheng et al. 2024 (arXiv 2402.15109)", FORGET, modality="vision")
 
     class Config(FitConfig):
         """Settings of MU-Mis.
@@ -109,9 +107,7 @@ class JiT(GradientMethod):
     (src/lipschitz.py).
     """
 
-    info = MethodInfo(
-        1, "JiT, Foster et al. 2024 (arXiv 2402.01401)", frozenset({"forget"}), modality="vision"
-    )
+    info = MethodInfo(1, "JiT, Foster et al. 2024 (arXiv 2402.01401)", FORGET, modality="vision")
 
     class Config(ShortConfig):
         """Settings of JiT.

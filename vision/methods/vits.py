@@ -10,7 +10,7 @@ from pydantic import Field
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
@@ -35,12 +35,7 @@ class LetheViT(UnlearningMethod):
     suites ``lethevit-mask-*`` have 64 patches, of which 4 are masked.
     """
 
-    info = MethodInfo(
-        2,
-        "LetheViT, 2025 (arXiv 2508.01569)",
-        frozenset({"forget", "retain"}),
-        modality="vision",
-    )
+    info = MethodInfo(2, "LetheViT, 2025 (arXiv 2508.01569)", BOTH, modality="vision")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "phase_1": {"phases": "first"},
         "random_mask": {"mask": "random"},
@@ -106,7 +101,7 @@ class Novo(UnlearningMethod):
     info = MethodInfo(
         1,
         "NOVO, 2025 (arXiv 2507.03281)",
-        frozenset({"forget", "retain", "initial"}),
+        BOTH | {"initial"},
         scenarios=frozenset({"class"}),
         modality="vision",
         reading=True,
