@@ -82,7 +82,7 @@ class GDDelora(UnlearningMethod):
                 return evaluate(merge_peft(copy.deepcopy(model)), step)
 
             task.telemetry = replace(task.telemetry, evaluate_during=evaluate_merged)
-        task.fit(task.model, objective, task.loaders(objective.parts, engine), engine)
+        task.train(objective, engine)
         return merge_peft(task.model)
 
 

@@ -72,11 +72,8 @@ class BadTeacher(GradientMethod):
         self, task: UnlearnTask, parts: Sequence[str], config: FitConfig
     ) -> dict[str, data.Loader]:
         """One shuffled stream over the forget set and a share of the retain set."""
-        import torch
-
-        retain = task.indices("retain")
-        order = torch.randperm(len(retain), generator=task.generator("retain share")).numpy()
-        chosen = retain[order[: max(1, round(self.config.retain_share * len(retain)))]]
+        count = max(1, round(self.config.retain_share * len(task.indices("retain"))))
+        chosen = task.drawn("retain", count, "retain share")
         indices = np.sort(np.concatenate([task.indices("forget"), chosen]))
         stream = task.generator("batches", "mixed")
         return {"mixed": data.Loader(task.source, indices, config.micro_batch, stream)}

@@ -87,8 +87,7 @@ def repaired(
     """The task's model, trained on retain data, and on a penalty where given."""
     engine = FitConfig.of(config)
     objective = objectives.CrossEntropy("retain", engine.average)
-    loaders = task.loaders(["retain"], engine)
-    task.fit(task.model, objective, loaders, engine, penalty=penalty, after_step=after_step)
+    task.train(objective, engine, penalty=penalty, after_step=after_step)
     return task.model
 
 

@@ -122,9 +122,7 @@ class FisherForgetting(UnlearningMethod):
         from stable_forgetting.common.objectives.positions import wide
 
         config: Any = self.config
-        retain = task.indices("retain")
-        order = torch.randperm(len(retain), generator=task.generator("fisher", "samples"))
-        chosen = retain[order[: config.samples].numpy()]
+        chosen = task.drawn("retain", config.samples, "fisher", "samples")
         total = torch.zeros_like(gradients.flat())
         for batch in data.ordered_batches(task.source, chosen, config.batch_size):
             if batch.labels.ndim != 1:
@@ -240,9 +238,7 @@ class Influence(UnlearningMethod):
         import torch
 
         config: Any = self.config
-        retain = task.indices("retain")
-        order = torch.randperm(len(retain), generator=task.generator("influence"))
-        chosen = retain[order[: config.samples].numpy()]
+        chosen = task.drawn("retain", config.samples, "influence")
         batches = data.ordered_batches(task.source, chosen, config.batch_size)
         return torch.cat([part for batch in batches for part in gradients.losses(batch)])
 

@@ -126,7 +126,11 @@ class ForgetRetainMethod(GradientMethod):
         return {}
 
     def prepare(self, task: UnlearnTask) -> objectives.Objective:
-        """Both terms, weighted."""
+        """Both terms; a subclass may put more around them."""
+        return self.terms(task)
+
+    def terms(self, task: UnlearnTask) -> objectives.ForgetRetain:
+        """Both, weighted."""
         config: ForgetConfig = self.config
         weight = config.retain_weight if isinstance(config, RetainConfig) else 1.0
         forget, retain = self.forget_term(task), self.retain_term(task)

@@ -92,9 +92,8 @@ class WAGLE(GradientDifference):
             task.model, tools.top_share(self.scores(task), self.config.density)
         )
         objective, engine = self.prepare(task), self.config.engine()
-        loaders = task.loaders(objective.parts, engine)
         with weights.gradients():
-            task.fit(task.model, objective, loaders, engine, **self._constraints(weights.restore))
+            task.train(objective, engine, **self._constraints(weights.restore))
         return task.model
 
     def scores(self, task: UnlearnTask) -> dict[str, Tensor]:

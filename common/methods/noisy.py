@@ -80,8 +80,7 @@ class Undo(UnlearningMethod):
         more: bool = False,
     ) -> None:
         engine = FitConfig.of(self.config, steps=steps, epochs=None, lr=lr)
-        loaders = task.loaders(objective.parts, engine)
-        task.fit(task.model, objective, loaders, engine, more=more)
+        task.train(objective, engine, more=more)
 
     def _perturb(self, task: UnlearnTask) -> None:
         """Shrinks all weights and adds the noise."""

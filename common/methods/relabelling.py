@@ -165,11 +165,8 @@ class BoundaryExpand(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Widens, trains, narrows."""
-        config: Any = self.config
         name = tools.head_name(task)
         tools.widen_head(task.model, name, task.generator("shadow class"))
-        engine = FitConfig.of(config)
-        loaders = task.loaders(["forget"], engine)
-        task.fit(task.model, tools.ToOneClass(task.family.num_classes), loaders, engine)
+        task.train(tools.ToOneClass(task.family.num_classes), FitConfig.of(self.config))
         tools.narrow_head(task.model, name, task.family.num_classes)
         return task.model

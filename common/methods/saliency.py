@@ -153,8 +153,8 @@ class SFRon(AdaptedMethod):
         batches = total_steps(engine, {"turns": turns}) * engine.accumulation
         objective = tools.AlternatingAscent(turns, batches, alpha=config.alpha, lam=config.lam)
         size = config.batch_size
-        forget = tools.batch_fisher(task, "forget", batch_size=size)
-        retain = tools.batch_fisher(task, "retain", batch_size=size)
+        forget = tools.mean_gradients(task, "forget", batch_size=size, power=2)
+        retain = tools.mean_gradients(task, "retain", batch_size=size, power=2)
         masks = {name: forget[name] >= config.threshold * retain[name] for name in forget}
         weights = tools.MaskedWeights(task.model, masks)
         with weights.gradients(lambda: objective.forgetting):
@@ -221,7 +221,7 @@ class SelectiveSynapticDampening(UnlearningMethod):
     ) -> Mapping[str, Tensor]:
         """Name -> importance of a tensor's entries to the parts."""
         size = self.config.batch_size
-        return tools.batch_fisher(task, *parts, batch_size=size, by_class=by_class)
+        return tools.mean_gradients(task, *parts, batch_size=size, by_class=by_class, power=2)
 
 
 class RepSelect(UnlearningMethod):

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -135,6 +135,14 @@ class UnlearnTask:
                 loaders[part] = PairedLoader(leader, self.source, self.indices(part))
         return {part: loaders[part] for part in parts}
 
+    def drawn(self, part: str, count: int, *names: str) -> np.ndarray:
+        """At most ``count`` random samples of a part, by the stream of the names."""
+        import torch
+
+        indices = self.indices(part)
+        order = torch.randperm(len(indices), generator=self.generator(*names))
+        return indices[order[:count].numpy()]
+
     def frozen_copy(self) -> nn.Module:
         """A copy of the model as it is now: in eval mode, without gradients."""
         return copy.deepcopy(self.model).requires_grad_(False).eval()
@@ -202,6 +210,11 @@ class UnlearnTask:
         reads.join(before)
         self.results.append(result)
         return result
+
+    def train(self, objective: Objective, config: FitConfig, **how: Any) -> FitResult:
+        """:meth:`fit` of :attr:`model` on the parts that an objective reads."""
+        loaders = self.loaders(objective.parts, config)
+        return self.fit(self.model, objective, loaders, config, **how)
 
     def _telemetry(self) -> Telemetry:
         """With steps counted over all fits."""

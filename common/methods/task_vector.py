@@ -48,8 +48,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {"muse_bench": {"lr": 1e-5, "batch_
 def reinforce(task: UnlearnTask, config: ReinforcedConfig) -> None:
     """Fine-tunes ``task.model`` on the forget set in place, for all of its epochs."""
     engine = FitConfig.of(config, stop_below={})
-    objective = objectives.CrossEntropy("forget", engine.average)
-    task.fit(task.model, objective, task.loaders(["forget"], engine), engine)
+    task.train(objectives.CrossEntropy("forget", engine.average), engine)
 
 
 def take_strength(

@@ -249,6 +249,5 @@ class ULD(AdaptedMethod):
             objectives.Mean(objectives.divergence_from_uniform, config.average),
             retain_weight=given.retain_weight,
         )
-        loaders = task.loaders(objective.parts, config)
-        task.fit(task.model, objective, loaders, config, **self._constraints())
+        task.train(objective, config, **self._constraints())
         return LogitSubtraction(original, detach(task.model), given.a, given.filter)

@@ -90,9 +90,7 @@ class MUMis(UnlearningMethod):
         """Trains on the difference of the two sensitivities."""
         from stable_forgetting.vision.methods.adversarial import Sensitivity
 
-        engine = FitConfig.of(self.config)
-        objective = Sensitivity(self.config.other_weight)
-        task.fit(task.model, objective, task.loaders(["forget"], engine), engine)
+        task.train(Sensitivity(self.config.other_weight), FitConfig.of(self.config))
         return task.model
 
 

@@ -77,10 +77,9 @@ class LetheViT(UnlearningMethod):
         )
         contrast = MaskedContrast(task, config)
         both = config.phases == "both"
-        task.fit(task.model, contrast, task.loaders(["forget"], first), first, more=both)
+        task.train(contrast, first, more=both)
         if both:
-            second = FitConfig.of(config)
-            task.fit(task.model, CrossEntropy("retain"), task.loaders(["retain"], second), second)
+            task.train(CrossEntropy("retain"), FitConfig.of(config))
         return task.model
 
 

@@ -87,7 +87,10 @@ def mean_gradients(
     power: float | None = None,
     loss: Term = mean_cross_entropy,
 ) -> dict[str, Tensor]:
-    """The mean over batches of what :func:`summed_gradients` adds up."""
+    """The mean over batches of what :func:`summed_gradients` adds up.
+
+    With ``power=2`` not the Fisher diagonal of single samples: it matters which share a batch.
+    """
     samples = len(task.indices(*parts))
     batches = math.ceil(samples / min(batch_size, samples))
     if by_class:
@@ -96,16 +99,6 @@ def mean_gradients(
         read = one_pass(task, *parts, batch_size=batch_size)
     sums = summed_gradients(task, read, power=power, loss=loss)
     return {name: total / batches for name, total in sums.items()}
-
-
-def batch_fisher(
-    task: UnlearnTask, *parts: str, batch_size: int, by_class: bool = False
-) -> dict[str, Tensor]:
-    """Mean over batches of (gradient of the batch's mean cross-entropy)^2, in eval mode.
-
-    Not the Fisher diagonal of single samples: it matters which of them share a batch.
-    """
-    return mean_gradients(task, *parts, batch_size=batch_size, by_class=by_class, power=2)
 
 
 @torch.no_grad()
