@@ -162,10 +162,7 @@ def relearn(model: nn.Module, benchmark: Benchmark, split: ForgetSplit, seed: in
     """The model after a few steps on the forget set."""
     order = generator(seed, "cards", "relearn")
     loader = data.Loader(benchmark.source, split.parts["forget"], SAMPLES, order, augment=False)
-    changes = {"steps": STEPS, "epochs": None, "batch_size": SAMPLES, "schedule": "constant"}
-    changes |= {"warmup_steps": 0, "warmup_epochs": None, "epochs_of": None, "timing": "own"}
-    changes |= {"accumulation": 1, "probe_every": 0, "log_every": STEPS}
-    recipe = benchmark.recipe.model_copy(update={**changes, "lr": benchmark.recipe.lr / SLOWER})
+    recipe = benchmark.recipe.briefly(STEPS, SAMPLES, benchmark.recipe.lr / SLOWER)
     task = objectives.CrossEntropy("forget")
     fit(model, task, {"forget": loader}, recipe, forward=benchmark.forward, seed=seed)
     return model

@@ -159,6 +159,24 @@ class FitConfig(Strict):
         power = 2 if self.optimizer == "sgd" else 1
         return self.model_copy(update={"lr": self.lr / slope**power})
 
+    def briefly(self, steps: int, batch_size: int, lr: float | None) -> FitConfig:
+        """The same training for a few steps, at one rate; its own where ``lr`` is None."""
+        changes = {
+            "steps": steps,
+            "epochs": None,
+            "batch_size": batch_size,
+            "lr": lr or self.lr,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "warmup_epochs": None,
+            "timing": "own",
+            "epochs_of": None,
+            "accumulation": 1,
+            "probe_every": 0,
+            "log_every": steps,
+        }
+        return self.model_copy(update=changes)
+
     @property
     def evaluates(self) -> bool:
         """Whether the model is measured on the way."""
