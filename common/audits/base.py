@@ -257,10 +257,6 @@ class Audit(ABC):
     def __init__(self, config: Strict | None = None):
         self.config: Any = config if config is not None else self.Config()
 
-
-class PairAudit(Audit):
-    """Compares what two models say about the same samples."""
-
     def shared(self, first: Parts, second: Parts) -> list[str]:
         """The configured parts that both models were scored on.
 
@@ -268,6 +264,10 @@ class PairAudit(Audit):
             NotApplicable: There are none.
         """
         return wanted_parts(self.config.parts, first.keys() & second.keys(), self.parts)
+
+
+class PairAudit(Audit):
+    """Compares what two models say about the same samples."""
 
     @abstractmethod
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:

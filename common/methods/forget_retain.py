@@ -105,9 +105,10 @@ class ForgetRetainMethod(GradientMethod):
 
     @property
     def over(self) -> Literal["samples", "tokens"]:
-        """How positions are averaged."""
-        average: Literal["samples", "tokens"] = self.config.average
-        return average
+        """How positions are averaged: where a ``compat`` counts padding over tokens, as it does."""
+        config: ForgetConfig = self.config
+        counted = isinstance(config, PaddedConfig) and config.compat in config.padding
+        return "tokens" if counted else config.average
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """What is minimised on forget data: cross-entropy, ascended."""

@@ -62,11 +62,6 @@ class MEGD(ForgetRetainMethod):
         every = data.every_position(task.source, self.config.pad_to)
         return {"forget": lambda batch: data.predicting(every(batch))}
 
-    @property
-    def over(self) -> Literal["samples", "tokens"]:
-        """Over tokens, as published."""
-        return "tokens" if self.config.compat == "published" else super().over
-
 
 class Delete(ForgetRetainMethod):
     """DELETE: Original's distribution over the other answers, on forget data alone.

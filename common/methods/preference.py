@@ -108,9 +108,7 @@ class NPOKlr(NPO):
         """KL to Original, or what muse_bench calls so."""
         if self.config.compat == "muse_bench":
             return objectives.raw_divergence_from(task.reference())
-        if self.config.compat == "openunlearning":
-            return objectives.divergence_from(task.reference(), "tokens")
-        return objectives.divergence_from(task.reference(), self.config.average)
+        return objectives.divergence_from(task.reference(), self.over)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position where the published code does not mask."""
@@ -240,8 +238,3 @@ class KL(ForgetRetainMethod):
         if self.config.compat == "none":
             return {}
         return {"retain": data.every_position(task.source, self.config.pad_to)}
-
-    @property
-    def over(self) -> Literal["samples", "tokens"]:
-        """Over tokens, with a ``compat``."""
-        return super().over if self.config.compat == "none" else "tokens"

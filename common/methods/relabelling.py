@@ -20,6 +20,8 @@ from stable_forgetting.common.train.config import FitConfig
 if TYPE_CHECKING:
     from torch import nn
 
+    from stable_forgetting.common.train.protocols import AfterStep
+
 
 class RandomLabel(AdaptedMethod):
     """RL: train on random labels for the forget set and true labels for the retain set.
@@ -51,9 +53,13 @@ class RandomLabel(AdaptedMethod):
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes on relabelled data."""
         self._attach(task)
-        loaders, objective = {"mixed": self._loader(task)}, objectives.CrossEntropy("mixed")
-        task.fit(task.model, objective, loaders, self.config.engine(), **self._constraints())
+        self._train(task)
         return task.model
+
+    def _train(self, task: UnlearnTask, *after_step: AfterStep) -> None:
+        loaders, objective = {"mixed": self._loader(task)}, objectives.CrossEntropy("mixed")
+        constraints = self._constraints(*after_step)
+        task.fit(task.model, objective, loaders, self.config.engine(), **constraints)
 
     def _classes(self, task: UnlearnTask) -> list[int] | None:
         """What labels are drawn from; None for all classes."""

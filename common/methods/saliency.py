@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stable_forgetting.common import data, objectives
+from stable_forgetting.common import data
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
@@ -77,13 +77,7 @@ class SalUn(RandomLabel):
         saliency = {name: g.abs() for name, g in tools.summed_gradients(task, batches).items()}
         weights = tools.MaskedWeights(task.model, tools.top_share(saliency, self.config.density))
         with weights.gradients():
-            task.fit(
-                task.model,
-                objectives.CrossEntropy("mixed"),
-                {"mixed": self._loader(task)},
-                self.config.engine(),
-                **self._constraints(weights.restore),
-            )
+            self._train(task, weights.restore)
         return task.model
 
 

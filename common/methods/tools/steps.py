@@ -19,14 +19,14 @@ from stable_forgetting.common.objectives.positions import (
     sample_cross_entropy,
     wide,
 )
-from stable_forgetting.common.train.telemetry import looked_at
+from stable_forgetting.common.train.telemetry import LOOKED_AT
 
 TINY = 1e-12
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that are trained, without those that a probe only looks at."""
-    return [p for p in model.parameters() if p.requires_grad and not looked_at(p)]
+    return [p for p in model.parameters() if p.requires_grad and id(p) not in LOOKED_AT]
 
 
 def gradients(
