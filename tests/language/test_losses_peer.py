@@ -263,7 +263,7 @@ def test_a_task_vector_goes_as_far_as_published():
         model.w.data.copy_(MADE.logits(0.9))
 
     cls = METHODS["task_vector"]
-    task = SimpleNamespace(model=model, fit=tuned, loaders=lambda *_: {})
+    task = SimpleNamespace(model=model, train=tuned)
     moved = cls(cls.Config()).unlearn(task).w.detach().flatten()
     wanted = torch.tensor(PEER["muse_bench task_vector"]["weights"], dtype=torch.float64)
     torch.testing.assert_close(moved, wanted, rtol=1e-9, atol=1e-10)
@@ -286,7 +286,7 @@ def test_of_several_strengths_the_first_that_forgets_is_taken(limit, taken):
     cls = METHODS["task_vector"]
     config = cls.Config(a=(1, 2, 4, 8), stop_below={"forget_accuracy": limit})
     telemetry = SimpleNamespace(evaluate_during=measure)
-    task = SimpleNamespace(model=model, fit=tuned, loaders=lambda *_: {}, telemetry=telemetry)
+    task = SimpleNamespace(model=model, train=tuned, telemetry=telemetry)
     assert cls(config).unlearn(task).w.detach().tolist() == [-taken] * 3
     assert asked == list(range(1, [1.0, 2.0, 4.0, 8.0].index(taken) + 2))
     task.telemetry = None
