@@ -30,7 +30,7 @@ from stable_forgetting.benchmarks.pipeline.models import benchmark_of, stored_mo
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.report import markdown
-from stable_forgetting.benchmarks.report.cells import MISSING
+from stable_forgetting.benchmarks.report.cells import number
 from stable_forgetting.benchmarks.report.files import csv_text
 from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS
@@ -239,18 +239,13 @@ def page(found: Sequence[Card]) -> str:
                 card.metric,
                 f"{card.area:.2f}",
                 f"[{card.low:.2f}, {card.high:.2f}]",
-                *(cell(value) for value in (card.rounded, card.relearnt)),
+                *(number(value, 2) for value in (card.rounded, card.relearnt)),
                 "yes" if card.ranks else "",
             ]
             for card in own
         ]
         sections.append(Section(suite, (text,), table([*HEADS], rows)))
     return markdown.write(sections)
-
-
-def cell(value: float | None) -> str:
-    """Two digits."""
-    return MISSING if value is None else f"{value:.2f}"
 
 
 def stored_cards() -> list[Card]:
