@@ -83,7 +83,7 @@ class FastNTK(UnlearningMethod):
 
         config: Any = self.config
         patterns = config.parameters or tuple(task.family.head)
-        gradients = tools.SampleGradients(task.model, task.forward, patterns, chunk=config.chunk)
+        gradients = tools.SampleGradients(task, patterns, chunk=config.chunk)
         for name, parameter in task.model.named_parameters():
             parameter.requires_grad_(name in gradients.parameters)
         forget, retain = self._draw(task)

@@ -97,9 +97,7 @@ class FisherForgetting(UnlearningMethod):
         import torch
 
         config: Any = self.config
-        gradients = tools.SampleGradients(
-            task.model, task.forward, config.parameters, chunk=config.chunk
-        )
+        gradients = tools.SampleGradients(task, config.parameters, chunk=config.chunk)
         diagonal = self._diagonal(task, gradients)
         gone = self._cleared(task)
         sizes = [parameter.numel() for parameter in gradients.parameters.values()]
@@ -221,9 +219,7 @@ class Influence(UnlearningMethod):
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Takes the one step."""
         config: Any = self.config
-        gradients = tools.SampleGradients(
-            task.model, task.forward, config.parameters, chunk=config.chunk
-        )
+        gradients = tools.SampleGradients(task, config.parameters, chunk=config.chunk)
         forget, retain = task.indices("forget"), task.indices("retain")
         share = len(forget) / (len(forget) + len(retain))
         pull = gradients.mean(task.source, forget, config.batch_size)

@@ -63,10 +63,7 @@ class NPO(ForgetRetainMethod):
         config: Any = self.config
         if config.compat == "muse_bench":
             return objectives.logit_preference(task.reference(), config.beta)
-        size, precision = config.micro_batch, config.mixed_precision
-        table = tools.reference_likelihoods(
-            task, task.indices("forget"), batch_size=size, precision=precision
-        )
+        table = tools.reference_likelihoods(task, task.indices("forget"), config)
         return objectives.preference_against(table, config.beta)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:

@@ -188,13 +188,7 @@ class DPO(ForgetRetainMethod):
         def table(source: Source) -> LogLikelihoods | None:
             if config.compat in ("flat", "loku"):
                 return None
-            return reference_likelihoods(
-                task,
-                indices,
-                source=source,
-                batch_size=config.micro_batch,
-                precision=config.mixed_precision,
-            )
+            return reference_likelihoods(task, indices, config, source)
 
         return self.pairs()(
             refusals=other,

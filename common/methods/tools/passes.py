@@ -14,6 +14,7 @@ from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.objectives import positions
 from stable_forgetting.common.objectives.positions import sample_cross_entropy
 from stable_forgetting.common.objectives.terms import LogLikelihoods, Term
+from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.telemetry import evaluating
 
 EVALUATION_BATCH = 256
@@ -123,20 +124,15 @@ def labels_of(task: UnlearnTask, *parts: str) -> Tensor:
 
 @torch.no_grad()
 def reference_likelihoods(
-    task: UnlearnTask,
-    indices: np.ndarray,
-    *,
-    source: Source | None = None,
-    batch_size: int = 32,
-    precision: str = "no",
+    task: UnlearnTask, indices: np.ndarray, config: FitConfig, source: Source | None = None
 ) -> LogLikelihoods:
     """One pass of the model as it is now, in eval mode, without augmentation.
 
     Cheaper than a frozen copy: no second model, and no second forward per step.
     """
     likelihoods = []
-    with evaluating(task.model), autocast(task.model, precision):
-        for batch in ordered_batches(source or task.source, indices, batch_size):
+    with evaluating(task.model), autocast(task.model, config.mixed_precision):
+        for batch in ordered_batches(source or task.source, indices, config.micro_batch):
             likelihoods.append(
                 positions.log_likelihood(task.forward(task.model, batch), batch.labels)
             )
