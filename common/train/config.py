@@ -6,17 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from stable_forgetting.common.base.config import Strict, did_you_mean, validate
+from stable_forgetting.common.base.config import did_you_mean, validate
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.grown import Grown
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
 
 if TYPE_CHECKING:
@@ -58,7 +52,7 @@ LATER: Mapping[str, Any] = {
 """Fields that are hashed only where they differ from this."""
 
 
-class FitConfig(Strict):
+class FitConfig(Grown):
     """One training run of the engine.
 
     Attributes:
@@ -187,14 +181,10 @@ class FitConfig(Strict):
         """Samples per forward and per named loader."""
         return self.batch_size // self.accumulation
 
-    @model_serializer(mode="wrap")
-    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # the keys of stages that were made before these fields stay what they are
-        fields: dict[str, Any] = handler(self)
-        omitted = {key for key, value in self.later.items() if fields[key] == value}
-        if self.epochs_of is None or not any(fields[key] for key in COUNTED):
-            omitted.add("epochs_of")
-        return {key: value for key, value in fields.items() if key not in omitted}
+    def left_out(self) -> set[str]:
+        """Besides the later fields ``epochs_of``, where nothing is given in epochs."""
+        counted = self.epochs_of is not None and any(getattr(self, key) for key in COUNTED)
+        return super().left_out() | (set() if counted else {"epochs_of"})
 
     @model_validator(mode="before")
     @classmethod
