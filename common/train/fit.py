@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import nn
 
 from stable_forgetting.common.base.errors import ConfigError
@@ -86,7 +85,6 @@ def fit(
         run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry, ends)
         model.train()
         with fork_rng(run.device), contextlib.closing(run), run.splitting():
-            torch.manual_seed(seed)
             stopped = run.train(checkpoint, keeps_last=keeps_last)
     last, peak = run.instruments.last, run.instruments.peak
     return FitResult(run.total, run.seconds, last, peak, stopped, run.earlier)

@@ -124,6 +124,7 @@ class TrainingRun:
         Raises:
             Diverged: See :func:`common.train.fit.fit`.
         """
+        torch.manual_seed(self.seed)
         step, stopped = resume(self, checkpoint)
         complete = stopped is not None or step == self.total
         with stopping.deferred():
