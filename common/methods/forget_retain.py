@@ -139,7 +139,7 @@ class ForgetRetainMethod(GradientMethod):
             forget, retain, config.forget_weight, weight, self.views(task)
         )
 
-    def initialise(self, task: UnlearnTask) -> None:
-        """FILA, where configured."""
+    def _attach(self, task: UnlearnTask) -> None:
+        super()._attach(task)
         if self.config.fila is not None:
             tools.start_adapters(task, self.config.fila)

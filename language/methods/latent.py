@@ -147,8 +147,8 @@ class LatentAdversarial(ForgetRetainMethod):
         config = self.config
         return UnderAttack(
             task.model,
-            only(task.model, config.layer) if config.layer else middle_block(task.model),
             self.terms(task),
+            only(task.model, config.layer) if config.layer else middle_block(task.model),
             objectives.Mean(objectives.cross_entropy, self.over),
             config.epsilon,
             config.attack_steps,
