@@ -95,6 +95,8 @@ class ForgetRetainMethod(GradientMethod):
     """
 
     Config: ClassVar[type[Strict]] = RetainConfig
+    unmasked: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """``compat`` -> the parts in whose texts that code counts every position, padding too."""
 
     @classmethod
     def within(cls, config: Any, unit: Length, amount: int) -> dict[str, Any]:
@@ -123,8 +125,12 @@ class ForgetRetainMethod(GradientMethod):
         )
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
-        """Parts whose batches are seen in another way."""
-        return {}
+        """Parts whose batches are seen in another way: with all positions, where a code does so."""
+        parts = self.unmasked.get(getattr(self.config, "compat", "none"), ())
+        if not parts:
+            return {}
+        pad_to = getattr(self.config, "pad_to", None)
+        return dict.fromkeys(parts, data.every_position(task.source, pad_to))
 
     def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both terms; a subclass may put more around them."""

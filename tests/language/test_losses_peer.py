@@ -142,7 +142,7 @@ def test_reweighted_targets_and_the_inverted_hinge_are_the_published_ones(case, 
 def test_dpo_is_the_published_one(method, monkeypatch):
     """The frozen model's likelihoods, which a pass over the data would give, are of its logits."""
 
-    def likelihoods(task, indices, *, source, **_):
+    def likelihoods(task, indices, config, source):
         batch = source.batch("refusal" if source.refused else "forget")
         logs = nn.functional.log_softmax(reference(batch), -1)
         held = batch.labels != -100
