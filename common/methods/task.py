@@ -110,7 +110,9 @@ class UnlearnTask:
         """An independent random stream of this run."""
         return generator(self.seed, "method", self.replicate, *names)
 
-    def loader(self, *parts: str, batch_size: int, augment: bool = True) -> Loader:
+    def loader(
+        self, *parts: str, batch_size: int, augment: bool = True, stream: str = "batches"
+    ) -> Loader:
         """An endless shuffled stream over the union of parts, with its own generator."""
         from stable_forgetting.common.data.loader import Loader
 
@@ -118,7 +120,7 @@ class UnlearnTask:
             self.source,
             self.indices(*parts),
             batch_size,
-            self.generator("batches", *parts),
+            self.generator(stream, *parts),
             augment=augment,
         )
 
