@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from stable_forgetting.common import data
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, Positive
@@ -117,8 +117,6 @@ class FisherForgetting(UnlearningMethod):
         """(P,) diagonal of the Fisher information on ``samples`` retain samples."""
         import torch
 
-        from stable_forgetting.common.objectives.positions import wide
-
         config: Any = self.config
         chosen = task.drawn("retain", config.samples, "fisher", "samples")
         total = torch.zeros_like(gradients.flat())
@@ -130,7 +128,7 @@ class FisherForgetting(UnlearningMethod):
                     total += part.square().sum(0)
                 continue
             with torch.no_grad():
-                shares = wide(task.forward(task.model, batch)).softmax(-1)
+                shares = objectives.wide(task.forward(task.model, batch)).softmax(-1)
             for label in range(task.family.num_classes):
                 weights = iter(shares[:, label].split(gradients.chunk))
                 for part in gradients.losses(batch, torch.full_like(batch.labels, label)):

@@ -151,6 +151,6 @@ def length(parameters: Sequence[nn.Parameter]) -> Tensor:
     """||theta|| over all of them, in float32 or wider, without a gradient."""
     import torch
 
-    from stable_forgetting.common.objectives.positions import wide
-
-    return torch.stack([wide(p.detach()).square().sum() for p in parameters]).sum().sqrt()
+    return (
+        torch.stack([objectives.wide(p.detach()).square().sum() for p in parameters]).sum().sqrt()
+    )

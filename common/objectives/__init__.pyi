@@ -6,6 +6,8 @@ from .positions import Average as Average
 from .positions import cross_entropy as cross_entropy
 from .positions import divergence_from_uniform as divergence_from_uniform
 from .positions import inverted_hinge as inverted_hinge
+from .positions import log_likelihood as log_likelihood
+from .positions import wide as wide
 from .terms import Mean as Mean
 from .terms import Term as Term
 from .terms import divergence_from as divergence_from

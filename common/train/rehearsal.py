@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stable_forgetting.common import data
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.data.splits import ForgetSplit
@@ -36,13 +37,11 @@ class Rehearsal(Strict):
 
     def cut(self, split: ForgetSplit, source: Any = None) -> tuple[ForgetSplit, Ends]:
         """A split with a few samples of each part, and what they stand for."""
-        from stable_forgetting.common.data.batch import LabelledSource
-
         parts: dict[str, np.ndarray] = {}
         stands_for: dict[int, float] = {}
         for part, ids in split.parts.items():
             few = self._few(ids)
-            if isinstance(source, LabelledSource) and part.startswith("validation"):
+            if isinstance(source, data.LabelledSource) and part.startswith("validation"):
                 wanted = source.labels_of(self._few(split.parts["forget"]))
                 classes = source.labels_of(ids)
                 firsts = [ids[classes == label][:1] for label in np.unique(wanted)]
