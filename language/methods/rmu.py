@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import NonNegative, Positive
 from stable_forgetting.common.methods.base import BOTH, MethodInfo
@@ -14,8 +15,6 @@ from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.objectives.objectives import Objective
 
 
 class RMU(GradientMethod):
@@ -71,7 +70,7 @@ class RMU(GradientMethod):
         positions: Literal["scored", "all"] = "scored"
         compat: Literal["none", "openunlearning"] = "none"
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both distances, at one layer of the model and of a frozen copy."""
         from stable_forgetting.language.methods.hidden import (
             Positions,

@@ -149,9 +149,7 @@ def test_dpo_is_the_published_one(method, monkeypatch):
         chosen = logs.gather(-1, batch.labels.clamp_min(0)[..., None])[..., 0] * held
         return LogLikelihoods(torch.arange(MADE.ROWS), chosen.sum(1))
 
-    monkeypatch.setattr(
-        "stable_forgetting.common.methods.tools.passes.reference_likelihoods", likelihoods
-    )
+    monkeypatch.setattr("stable_forgetting.common.methods.tools.reference_likelihoods", likelihoods)
     check("openunlearning dpo", method, {"beta": 0.1, **(ALONE if "gdr" in method else {})})
     with pytest.raises(AssertionError):
         check("openunlearning dpo", method, {"beta": 0.1, "compat": "tofu"})

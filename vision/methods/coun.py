@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict, validate
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
 from stable_forgetting.common.base.registry import METHODS
@@ -24,8 +25,6 @@ from stable_forgetting.common.train.config import FitConfig
 if TYPE_CHECKING:
     from torch import nn
 
-    from stable_forgetting.common.data.loader import Loader
-    from stable_forgetting.common.objectives.objectives import Objective
     from stable_forgetting.common.train.protocols import FitResult
 
 
@@ -139,8 +138,8 @@ class WithContrast(UnlearningMethod):
         """Runs the base on a task whose every fit has the term added."""
         config: Any = self.config
         base = METHODS[config.base]
-        data = task.data.narrowed(self.access_of(config))
-        inner = Contrasting.around(task, config, data=data)
+        narrowed = task.data.narrowed(self.access_of(config))
+        inner = Contrasting.around(task, config, data=narrowed)
         return base(validate(base.Config, config.resolved, config.base)).unlearn(inner)
 
 
@@ -163,18 +162,17 @@ class Contrasting(UnlearnTask):
     def fit(
         self,
         model: nn.Module,
-        objective: Objective | None,
-        loaders: Mapping[str, Loader],
+        objective: objectives.Objective | None,
+        loaders: Mapping[str, data.Loader],
         config: FitConfig,
         **options: Any,
     ) -> FitResult:
         """Fits with the term added; epochs count passes over the first given loader, if any."""
-        from stable_forgetting.common.data.loader import Loader
         from stable_forgetting.vision.data.augment import TwoViews
         from stable_forgetting.vision.methods.contrast import VIEWS, Contrasted, HeadInputs
 
         contrast, features = self.contrast, HeadInputs()
-        views = Loader(
+        views = data.Loader(
             TwoViews(
                 self.source,
                 shift=contrast.shift,

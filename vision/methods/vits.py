@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
@@ -68,7 +69,6 @@ class LetheViT(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Contrast on forget, then repair on retain."""
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
         from stable_forgetting.vision.methods.transformer import MaskedContrast
 
         config: Any = self.config
@@ -79,7 +79,7 @@ class LetheViT(UnlearningMethod):
         both = config.phases == "both"
         task.train(contrast, first, more=both)
         if both:
-            task.train(CrossEntropy("retain"), FitConfig.of(config))
+            task.train(objectives.CrossEntropy("retain"), FitConfig.of(config))
         return task.model
 
 
@@ -121,20 +121,18 @@ class Novo(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the ready model, deletes keys, folds the rest into the weights."""
-        from stable_forgetting.common.data.batch import forgotten_classes
-        from stable_forgetting.common.data.loader import Loader
         from stable_forgetting.vision.methods.transformer import KeyedViT, ProxyForgetting
 
         config: Any = self.config
         forget, retain = task.indices("forget"), task.indices("retain")
-        gone = forgotten_classes(task.source, forget, retain)
+        gone = data.forgotten_classes(task.source, forget, retain)
         if not gone:
             raise ConfigError("novo forgets whole classes only; remove the row")
         keyed = KeyedViT(task.fresh_model(), task.family.num_classes)
         keyed.draw(config.key_std, task.generator("keys"))
         everything = task.indices("forget", "retain")
         stream = task.generator("train")
-        loader = Loader(task.source, everything, task.recipe.micro_batch, stream)
+        loader = data.Loader(task.source, everything, task.recipe.micro_batch, stream)
         objective = ProxyForgetting(keyed, beta=config.beta, hide=config.hide)
         task.fit(keyed, objective, {"train": loader}, task.recipe)
         task.model.load_state_dict(keyed.folded(gone))
