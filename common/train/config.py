@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from stable_forgetting.common import data
 from stable_forgetting.common.base.config import did_you_mean, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.grown import Grown
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.data.loader import Loader
-
 
 Optimizer = Literal["adamw", "sgd", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"]
 Minutes = Annotated[str, Field(pattern=r"^\d+(\.\d+)?min$")]
@@ -213,7 +210,7 @@ class FitConfig(Grown):
         return self
 
 
-def total_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
+def total_steps(config: FitConfig, loaders: Mapping[str, data.Loader]) -> int:
     """Optimizer steps of a run."""
     if config.steps is not None:
         return config.steps
@@ -221,7 +218,7 @@ def total_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
     return steps_in(config, config.epochs, loaders)
 
 
-def warmup_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
+def warmup_steps(config: FitConfig, loaders: Mapping[str, data.Loader]) -> int:
     """Optimizer steps of the warm-up.
 
     Raises:
@@ -239,7 +236,7 @@ def warmup_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
     return warmup
 
 
-def evaluation_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> tuple[int, int]:
+def evaluation_steps(config: FitConfig, loaders: Mapping[str, data.Loader]) -> tuple[int, int]:
     """(steps between evaluations, 0 for none; steps before which none of them stops the run)."""
     if config.evaluate_epochs is None and config.min_epochs is None:
         return config.evaluate_every, 0
@@ -248,7 +245,7 @@ def evaluation_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> tuple[
     return every, epoch * (config.min_epochs or 0)
 
 
-def steps_in(config: FitConfig, epochs: float, loaders: Mapping[str, Loader]) -> int:
+def steps_in(config: FitConfig, epochs: float, loaders: Mapping[str, data.Loader]) -> int:
     """Optimizer steps of so many passes over the part that is counted.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from stable_forgetting.common import data
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.data.splits import ForgetSplit
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.data.loader import Loader
 
 
 class Rehearsal(Strict):
@@ -68,7 +65,7 @@ class Ends:
         """Samples of the real set that an index set stands for."""
         return round(sum(self.stands_for.get(index, 1.0) for index in indices.tolist()))
 
-    def prepare(self, loaders: Mapping[str, Loader]) -> None:
+    def prepare(self, loaders: Mapping[str, data.Loader]) -> None:
         """Makes loaders count the epochs of the real data, in small batches."""
         for loader in loaders.values():
             loader.stand_for(self.samples, self.rehearsal.micro_batch)
