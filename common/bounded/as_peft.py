@@ -58,7 +58,8 @@ def write_peft(
     if reason:
         return {"peft": reason}
     config = AdapterConfig.model_validate(state.meta["config"])
-    about, scale = {}, config.scale * config.omega
+    about: dict[str, Any] = {}
+    scale = config.scale * config.omega
     updates = {name: _update(state, config, name) for name in state.meta["layers"]}
     factors: Factors = {name: update.joined() for name, update in updates.items()}
     if not PHIS[config.phi].linear:

@@ -143,7 +143,8 @@ class UnlearnTask:
 
         indices = self.indices(part)
         order = torch.randperm(len(indices), generator=self.generator(*names))
-        return indices[order[:count].numpy()]
+        chosen: np.ndarray = indices[order[:count].numpy()]
+        return chosen
 
     def frozen_copy(self) -> nn.Module:
         """A copy of the model as it is now: in eval mode, without gradients."""

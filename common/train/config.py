@@ -180,8 +180,9 @@ class FitConfig(Grown):
 
     def left_out(self) -> set[str]:
         """Besides the later fields ``epochs_of``, where nothing is given in epochs."""
+        left_out = super().left_out()
         counted = self.epochs_of is not None and any(getattr(self, key) for key in COUNTED)
-        return super().left_out() | (set() if counted else {"epochs_of"})
+        return left_out if counted else left_out | {"epochs_of"}
 
     @model_validator(mode="before")
     @classmethod
