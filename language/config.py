@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.grown import Grown
 from stable_forgetting.common.base.hub import MARK, is_repository, parsed
 from stable_forgetting.common.base.numbers import Count, Depth
 
@@ -27,7 +27,7 @@ _TINY_DEFAULTS: dict[str, Any] = {
 }
 
 
-class CausalModelConfig(Strict):
+class CausalModelConfig(Grown):
     """A causal language model: any of Hugging Face's, or a tiny one from scratch.
 
     Attributes:
@@ -58,6 +58,7 @@ class CausalModelConfig(Strict):
         retrain: Scenario label -> published checkpoint to take as Retrain.
     """
 
+    later = {"quantised": None}
     name: str = "tiny"
     revision: str | None = None
     kind: str | None = None
@@ -75,11 +76,6 @@ class CausalModelConfig(Strict):
     quantised: Literal["nf4", "int8"] | None = None
     original: str | None = None
     retrain: Mapping[str, str] | None = None
-
-    @model_serializer(mode="wrap")
-    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)  # the keys of earlier stages stay what they are
-        return {k: v for k, v in fields.items() if v is not None or k != "quantised"}
 
     @model_validator(mode="before")
     @classmethod

@@ -30,7 +30,7 @@ from stable_forgetting.benchmarks.pipeline.models import benchmark_of, stored_mo
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.report import markdown
-from stable_forgetting.benchmarks.report.cells import MISSING
+from stable_forgetting.benchmarks.report.cells import number
 from stable_forgetting.benchmarks.report.files import csv_text
 from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS
@@ -162,10 +162,7 @@ def relearn(model: nn.Module, benchmark: Benchmark, split: ForgetSplit, seed: in
     """The model after a few steps on the forget set."""
     order = generator(seed, "cards", "relearn")
     loader = data.Loader(benchmark.source, split.parts["forget"], SAMPLES, order, augment=False)
-    changes = {"steps": STEPS, "epochs": None, "batch_size": SAMPLES, "schedule": "constant"}
-    changes |= {"warmup_steps": 0, "warmup_epochs": None, "epochs_of": None, "timing": "own"}
-    changes |= {"accumulation": 1, "probe_every": 0, "log_every": STEPS}
-    recipe = benchmark.recipe.model_copy(update={**changes, "lr": benchmark.recipe.lr / SLOWER})
+    recipe = benchmark.recipe.briefly(STEPS, SAMPLES, benchmark.recipe.lr / SLOWER)
     task = objectives.CrossEntropy("forget")
     fit(model, task, {"forget": loader}, recipe, forward=benchmark.forward, seed=seed)
     return model
@@ -242,18 +239,13 @@ def page(found: Sequence[Card]) -> str:
                 card.metric,
                 f"{card.area:.2f}",
                 f"[{card.low:.2f}, {card.high:.2f}]",
-                *(cell(value) for value in (card.rounded, card.relearnt)),
+                *(number(value, 2) for value in (card.rounded, card.relearnt)),
                 "yes" if card.ranks else "",
             ]
             for card in own
         ]
         sections.append(Section(suite, (text,), table([*HEADS], rows)))
     return markdown.write(sections)
-
-
-def cell(value: float | None) -> str:
-    """Two digits."""
-    return MISSING if value is None else f"{value:.2f}"
 
 
 def stored_cards() -> list[Card]:

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.grown import Grown
 from stable_forgetting.common.base.numbers import Amount, Count, Depth, NonNegative, Positive
 from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
 from stable_forgetting.common.train.config import FitConfig
@@ -135,7 +136,7 @@ class DataConfig(Strict):
         return self.model_dump(mode="json", include=chosen | {"subset_seed", "noise", "folder"})
 
 
-class ModelConfig(Strict):
+class ModelConfig(Grown):
     """A vision transformer, from timm or small and from scratch.
 
     Attributes:
@@ -160,6 +161,7 @@ class ModelConfig(Strict):
             every training (with ``pretrained`` or ``checkpoint``).
     """
 
+    later = {"shrunk": False, "frozen_statistics": False}
     name: str = "scratch"
     pretrained: bool = False
     checkpoint: str | None = None
@@ -173,12 +175,6 @@ class ModelConfig(Strict):
     pool: Literal["token", "avg"] | None = None
     shrunk: bool = False
     frozen_statistics: bool = False
-
-    @model_serializer(mode="wrap")
-    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)
-        later = ("shrunk", "frozen_statistics")  # so that keys of earlier stages stay
-        return {key: value for key, value in fields.items() if value or key not in later}
 
     @model_validator(mode="before")
     @classmethod

@@ -28,7 +28,7 @@ def runs_together(cls: type[UnlearningMethod], config: Any) -> bool:
     """Whether :mod:`common.train.batched` does exactly what this method with this config does."""
     if not issubclass(cls, GradientDifference):
         return False
-    body = ("unlearn", "prepare", "initialise", "loaders")
+    body = ("unlearn", "prepare", "_attach", "loaders")
     own = any(getattr(cls, name) is not getattr(GradientDifference, name) for name in body)
     adapter = config.adapter
     if own or adapter is None or adapter.dropout or adapter.train_head or adapter.trained:

@@ -13,13 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from stable_forgetting.benchmarks.suite.samplers import Dimension, propose
 from stable_forgetting.common.base.config import (
@@ -31,6 +25,7 @@ from stable_forgetting.common.base.config import (
     nested,
 )
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.grown import Grown
 from stable_forgetting.common.base.numbers import Count, Seed
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import derive
@@ -40,7 +35,7 @@ SLACK = 1.5
 """Times the smallest distance that a trial may have and still be chosen by an attack."""
 
 
-class Tune(Strict):
+class Tune(Grown):
     """The same trial budget for every method, chosen by the distance on seeds of its own.
 
     Attributes:
@@ -59,6 +54,12 @@ class Tune(Strict):
             :data:`SLACK` times the smallest distance: the one that shows least is chosen.
     """
 
+    later = {
+        "trials": None,
+        "trials_per_dimension": None,
+        "select": "retrain",
+        "after_attack": None,
+    }
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
     trials: Count | None = None
     trials_per_dimension: Count | None = None
@@ -68,14 +69,6 @@ class Tune(Strict):
     sampler: Literal["qmc", "random", "tpe"] = "qmc"
     round: Count = 4
     after_attack: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Suites without them keep their digests."""
-        fields: dict[str, Any] = handler(self)
-        return {
-            k: v for k, v in fields.items() if v is not None and (k, v) != ("select", "retrain")
-        }
 
     @field_validator("grids", "spaces", mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, r
 import numpy as np
 from pydantic import Field
 
+from stable_forgetting.common import data
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError, UserError
 from stable_forgetting.common.base.seeding import hash_order
@@ -25,8 +26,6 @@ from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from stable_forgetting.common.data.batch import Batch, Source
 
 CONFIDENCE = 0.95
 PERCENT = (0.0, 100.0)
@@ -83,9 +82,9 @@ class Measure:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Measure:
+    def from_json(cls, fields: Mapping[str, Any]) -> Measure:
         """What :meth:`to_json` gave."""
-        return cls(**{**data, "bounds": tuple(data["bounds"])})
+        return cls(**{**fields, "bounds": tuple(fields["bounds"])})
 
     def clipped(self, end: float | None) -> float | None:
         """An interval's end, moved inside the bounds."""
@@ -103,7 +102,7 @@ Measures = dict[str, Measure]
 class Featured(Protocol):
     """A benchmark that says which features enter the head."""
 
-    def features(self, model: nn.Module, batch: Batch) -> Tensor:
+    def features(self, model: nn.Module, batch: data.Batch) -> Tensor:
         """(N, d) penultimate features."""
 
 
@@ -129,12 +128,12 @@ class AuditTask:
     load: Callable[[], nn.Module]
     load_original: Callable[[], nn.Module]
     adapted: bool
-    source: Source
+    source: data.Source
     split: ForgetSplit
     family: ModelFamily
     collect: Callable[[nn.Module, np.ndarray], Scores]
     collect_correct: Callable[[nn.Module, np.ndarray], np.ndarray]
-    features: Callable[[nn.Module, Batch], Tensor] | None
+    features: Callable[[nn.Module, data.Batch], Tensor] | None
     recipe: FitConfig
     batch_size: int
     seed: int
@@ -154,10 +153,8 @@ class AuditTask:
         Raises:
             NotApplicable: The labels are not one class per sample.
         """
-        from stable_forgetting.common.data.batch import class_labels
-
         try:
-            return class_labels(self.source, indices, self.batch_size)
+            return data.class_labels(self.source, indices, self.batch_size)
         except DataError as error:
             raise NotApplicable(str(error)) from None
 
@@ -257,10 +254,6 @@ class Audit(ABC):
     def __init__(self, config: Strict | None = None):
         self.config: Any = config if config is not None else self.Config()
 
-
-class PairAudit(Audit):
-    """Compares what two models say about the same samples."""
-
     def shared(self, first: Parts, second: Parts) -> list[str]:
         """The configured parts that both models were scored on.
 
@@ -268,6 +261,10 @@ class PairAudit(Audit):
             NotApplicable: There are none.
         """
         return wanted_parts(self.config.parts, first.keys() & second.keys(), self.parts)
+
+
+class PairAudit(Audit):
+    """Compares what two models say about the same samples."""
 
     @abstractmethod
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stable_forgetting.common import data
 from stable_forgetting.common.audits.base import (
     PERCENT,
     AuditInfo,
@@ -57,8 +58,6 @@ class Leak(ModelAudit):
     def _best(self, task: AuditTask) -> Callable[[Tensor, Tensor], Tensor]:
         import torch
 
-        from stable_forgetting.common.data.batch import IGNORE
-
         k, rounds = self.config.k, self.config.rounds
         stream = generator(task.seed, "audit", "leak")
 
@@ -68,7 +67,7 @@ class Leak(ModelAudit):
             if labels.shape[1] == 1:
                 once: Tensor = 1 - (1 - right[:, 0]).clamp(0, 1) ** k
                 return once
-            counted = (labels != IGNORE).cpu()
+            counted = (labels != data.IGNORE).cpu()
             total: Tensor = torch.zeros(len(labels), dtype=torch.float64)
             for _ in range(rounds):
                 drawn = torch.rand(k, *right.shape, generator=stream, dtype=torch.float64) < right

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from stable_forgetting.common import data
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.audits.base import (
     PERCENT,
     AuditInfo,
@@ -90,8 +90,6 @@ def likelihoods(task: AuditTask, whose: Whose) -> Callable[[np.ndarray], np.ndar
 
     Several attacks ask for the same ones: of a stored model a process computes them once.
     """
-    from stable_forgetting.common.objectives.positions import log_likelihood
-
     loaders = {
         "model": task.load,
         "original": task.load_original,
@@ -105,7 +103,7 @@ def likelihoods(task: AuditTask, whose: Whose) -> Callable[[np.ndarray], np.ndar
         place = task.stored.get(whose, ""), indices.tobytes(), task.batch_size
         found = _KNOWN.get(place)
         if found is None:
-            found = per_sample(task, load(), indices, log_likelihood)
+            found = per_sample(task, load(), indices, objectives.log_likelihood)
             if place[0]:
                 _KNOWN[place] = found
             if len(_KNOWN) > KEPT:
@@ -122,16 +120,14 @@ def lowest(share: float) -> Callable[[Tensor, Tensor], Tensor]:
     """
     import torch
 
-    from stable_forgetting.common.data.batch import IGNORE
-
     def value(logits: Tensor, labels: Tensor) -> Tensor:
         log_p = logits.log_softmax(-1)
         p = log_p.exp()
         mu = (p * log_p).sum(-1)
         sigma = ((p * log_p.square()).sum(-1) - mu.square()).clamp_min(1e-6).sqrt()
         own = log_p.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
-        scores = ((own - mu) / sigma).masked_fill(labels == IGNORE, math.inf)
-        counts = (share * (labels != IGNORE).sum(1)).ceil().clamp_min(1).long()
+        scores = ((own - mu) / sigma).masked_fill(labels == data.IGNORE, math.inf)
+        counts = (share * (labels != data.IGNORE).sum(1)).ceil().clamp_min(1).long()
         ordered = scores.sort(1).values
         chosen = torch.arange(ordered.shape[1], device=ordered.device) < counts.unsqueeze(1)
         return torch.where(chosen, ordered, 0.0).sum(1) / counts

@@ -28,7 +28,6 @@ from stable_forgetting.common.audits.base import (
     Parts,
     PopulationAudit,
     TooFew,
-    wanted_parts,
 )
 from stable_forgetting.common.audits.intervals import bootstrap_mean
 from stable_forgetting.common.base.config import Strict
@@ -150,7 +149,7 @@ class KLoM(PopulationAudit):
         check(unlearned, retrained, self.least["fixed"])
         note = few_models(len(unlearned), len(retrained))
         measures: Measures = {}
-        for part in self.shared(unlearned, retrained):
+        for part in self.shared(unlearned[0], retrained[0]):
             ours, theirs = (margins(m, part, self.config.clip) for m in (unlearned, retrained))
             values = self._values(ours, theirs)
             stream = derive(seed, "klom", part)
@@ -161,11 +160,6 @@ class KLoM(PopulationAudit):
             )
             measures[f"{part} p"] = self._permutation(ours, theirs, stream)
         return measures
-
-    def shared(self, unlearned: Sequence[Parts], retrained: Sequence[Parts]) -> list[str]:
-        """The configured parts that both sides were scored on."""
-        present = unlearned[0].keys() & retrained[0].keys()
-        return wanted_parts(self.config.parts, present, self.parts)
 
     def _values(self, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
         return klom_per_sample(ours, theirs, bins=self.config.bins, floor=self.config.floor)

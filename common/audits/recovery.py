@@ -91,7 +91,7 @@ class RelearnTime(ModelAudit):
         from stable_forgetting.common.train.fit import fit
         from stable_forgetting.common.train.protocols import Hooks
 
-        model = task.load()
+        config, model = self.config, task.load()
         for parameter in model.parameters():  # who attacks trains every weight; codes are none
             parameter.requires_grad_(parameter.is_floating_point())
         if reaches(task, model, measured, wanted):
@@ -104,7 +104,7 @@ class RelearnTime(ModelAudit):
             model,
             objectives.CrossEntropy(self.part),
             {self.part: self._loader(task, repeat)},
-            self._recipe(task),
+            task.recipe.briefly(config.max_steps, config.batch_size, config.lr),
             forward=task.family.forward,
             seed=derive(task.seed, "audit", "relearn-engine", repeat),
             hooks=Hooks(stop_when=knows),
@@ -120,24 +120,6 @@ class RelearnTime(ModelAudit):
     def _source(self, task: AuditTask) -> Any:
         """Where the samples come from that are trained on."""
         return task.source
-
-    def _recipe(self, task: AuditTask) -> Any:
-        config = self.config
-        changes = {
-            "steps": config.max_steps,
-            "epochs": None,
-            "batch_size": config.batch_size,
-            "lr": config.lr or task.recipe.lr,
-            "schedule": "constant",
-            "warmup_steps": 0,
-            "warmup_epochs": None,
-            "timing": "own",
-            "epochs_of": None,
-            "accumulation": 1,
-            "probe_every": 0,
-            "log_every": config.max_steps,
-        }
-        return task.recipe.model_copy(update=changes)
 
     def relate(self, row: Measures, retrain: Measures) -> Measures:
         """The anamnesis index; undefined where Retrain knows the forget set at once."""

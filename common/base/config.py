@@ -174,10 +174,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return dict(mapping)
 
 
-@lru_cache(maxsize=256)
-def _parsed(text: str, origin: str) -> Any:
-    """Files that many others extend are parsed once; nobody changes what is inside."""
-    return parse_yaml(text, origin)
+_parsed = lru_cache(maxsize=256)(parse_yaml)
+"""Files that many others extend are parsed once; nobody changes what is inside."""
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

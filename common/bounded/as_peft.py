@@ -13,10 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.eager import Update
 from stable_forgetting.common.bounded.files import FACTORS, START, AdapterState
 from stable_forgetting.common.bounded.layer import bound_of
 from stable_forgetting.common.bounded.phi import PHIS
-from stable_forgetting.common.bounded.product import bounded_delta
+from stable_forgetting.common.bounded.product import whole_delta
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -53,11 +54,16 @@ def write_peft(
         ``peft``: why nothing was written; empty where it was.  Of a bounded one also ``peft_rank``
         and ``peft_error``, ||dW - dW'||_F / ||dW||_F over all layers.
     """
+    reason = _why_not(state)
+    if reason:
+        return {"peft": reason}
     config = AdapterConfig.model_validate(state.meta["config"])
-    reason, about, scale = _why_not(state), {}, config.scale * config.omega
-    factors: Factors = {name: _factors(state.tensors, name) for name in state.meta["layers"]}
-    if not reason and not PHIS[config.phi].linear:
-        factors, error = _nearest(state, config)
+    about: dict[str, Any] = {}
+    scale = config.scale * config.omega
+    updates = {name: _update(state, config, name) for name in state.meta["layers"]}
+    factors: Factors = {name: update.joined() for name, update in updates.items()}
+    if not PHIS[config.phi].linear:
+        factors, error = _nearest(updates, config.rank)
         scale, rank = 1.0, len(next(iter(factors.values()))[1])
         about = {"peft_rank": rank, "peft_error": error}
         if error > TOLERANCE:
@@ -65,8 +71,7 @@ def write_peft(
                 f"{config.phi} is not linear, and LoRA is: at rank {rank} it still misses "
                 f"{100 * error:.0f} % of the update"
             )
-    if reason:
-        return {"peft": reason}
+            return {"peft": reason}
     folder.mkdir(parents=True, exist_ok=True)
     model = {"base_model_name_or_path": base, "revision": revision}
     _write(folder, factors, config, scale, {"task_type": task, **model})
@@ -107,26 +112,26 @@ def _why_not(state: AdapterState) -> str:
     return f"{more[0]} is trained beside it" if more else ""
 
 
-def _factors(tensors: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """(k, r) and (r, d), whose product times the scale is dW."""
-    a, b, *start = (tensors.get(f"{name}.{key}") for key in (*FACTORS, *START))
+def _update(state: AdapterState, config: AdapterConfig, name: str) -> Update:
+    """A layer's dW."""
+    k, d, *norm = state.meta["layers"][name]
+    bound = bound_of(config, lambda: norm[0] / math.sqrt(k * d))
+    a, b, a0, b0 = (state.tensors.get(f"{name}.{key}") for key in (*FACTORS, *START))
     assert a is not None and b is not None, "every layer has its factors"
-    if start[0] is None or start[1] is None:
-        return a, b
-    return torch.cat([a, -start[0]], 1), torch.cat([b, start[1]])
+    return Update(a, b, bound, None if a0 is None or b0 is None else (a0, b0))
 
 
-def _nearest(state: AdapterState, config: AdapterConfig) -> tuple[Factors, float]:
+def _nearest(updates: Mapping[str, Update], own: int) -> tuple[Factors, float]:
     """(k, R) and (R, d) of each layer with their relative error, of one rank R for all."""
-    sizes = [(int(k), int(d)) for k, d, *_ in state.meta["layers"].values()]
+    sizes = [(len(update.A), update.Bt.shape[1]) for update in updates.values()]
     smaller = (k * d // (k + d) for k, d in sizes)  # than the dense matrix
-    widest = max(1, min(WIDEST * config.rank, *smaller))
+    widest = max(1, min(WIDEST * own, *smaller))
     parts: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     total, kept = 0.0, torch.zeros(widest, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        for name in state.meta["layers"]:
-            delta = _delta(state, config, name)
+        for name, update in updates.items():
+            delta = whole_delta(update)
             total += float(delta.double().square().sum())
             parts[name] = torch.svd_lowrank(delta, q=widest, niter=4)
             kept += parts[name][1].double().square().cumsum(0)
@@ -140,19 +145,7 @@ def _nearest(state: AdapterState, config: AdapterConfig) -> tuple[Factors, float
     }
     # the difference of two sums of squares ends at the rounding of float32
     missed = sum(
-        float((_delta(state, config, name) - out @ into).double().square().sum())
+        float((whole_delta(updates[name]) - out @ into).double().square().sum())
         for name, (out, into) in factors.items()
     )
     return factors, math.sqrt(missed / total) if total else 0.0
-
-
-def _delta(state: AdapterState, config: AdapterConfig, name: str) -> Tensor:
-    """dW of a layer, (k, d)."""
-    k, d, *norm = state.meta["layers"][name]
-    bound = bound_of(config, lambda: norm[0] / math.sqrt(k * d))
-    a, b, *start = (state.tensors.get(f"{name}.{key}") for key in (*FACTORS, *START))
-    assert a is not None and b is not None, "every layer has its factors"
-    delta = bounded_delta(a, b, bound)
-    if start[0] is None or start[1] is None:
-        return delta
-    return delta - bounded_delta(start[0], start[1], bound)

@@ -204,10 +204,9 @@ def detach(model: nn.Module) -> nn.Module:
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent_name, _, child = name.rpartition(".")
     if not isinstance(module, QuantisedBoundedLinear):  # it calls the layer, whose hooks it has
         move_hooks(model.get_submodule(name), module)
-    setattr(model.get_submodule(parent_name), child, module)
+    model.set_submodule(name, module)
 
 
 def trainable_share(model: nn.Module) -> tuple[int, int]:

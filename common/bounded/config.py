@@ -9,15 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, model_validator
 
 from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.grown import Grown
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.phi import CLIP, PHIS
 
@@ -26,7 +21,7 @@ PhiName = Annotated[str, AfterValidator(lambda name: PHIS[name].name)]
 Placement = Literal["mlp", "attention", "all"]
 
 
-class AdapterConfig(Strict):
+class AdapterConfig(Grown):
     """A (bounded) low-rank adapter; defaults are those of plain LoRA at the paper's rank.
 
     Attributes:
@@ -61,6 +56,7 @@ class AdapterConfig(Strict):
             the root mean square of W0's).
     """
 
+    later = {"mode": "merged", "dropout": 0.0, "trained": (), "peft": None}
     rank: Count = 8
     alpha: Positive = 16.0
     phi: PhiName = "identity"
@@ -77,32 +73,17 @@ class AdapterConfig(Strict):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     peft: Literal["lora", "dora", "oft", "delora", "nb_lora"] | None = None
 
-    @model_serializer(mode="wrap")
-    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # the keys of stages, and of adapters, that were made before these fields stay what they are
-        later = {"mode": "merged", "dropout": 0.0, "trained": (), "peft": None}
-        fields: dict[str, Any] = handler(self)
-        return {k: v for k, v in fields.items() if k not in later or (v and v != later[k])}
-
     @model_validator(mode="after")
-    def _options_fit_the_path(self) -> AdapterConfig:
+    def _options_fit_together(self) -> AdapterConfig:
         low_rank = PHIS[self.phi].linear
         if self.dropout and self.mode != "split" and not low_rank:
             raise ValueError("dropout takes mode: split (a merged product has no input of its own)")
         if self.mode == "polynomial" and not low_rank and self.phi not in ("sine", "tanh"):
             raise ValueError("mode: polynomial takes phi: sine or tanh; use mode: auto")
-        return self
-
-    @model_validator(mode="after")
-    def _peft_has_its_own_form(self) -> AdapterConfig:
         own = {name: getattr(self, name) for name in ("phi", "omega", "bound", "mode", "dropout")}
         for name, value in own.items():
             if self.peft and value != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is of our own adapters; leave it or peft out")
-        return self
-
-    @model_validator(mode="after")
-    def _relative_needs_a_bound(self) -> AdapterConfig:
         if self.bound == "relative" and not PHIS[self.phi].relative:
             names = " or ".join(name for name, phi in PHIS.items() if phi.relative)
             raise ValueError(f"bound: relative takes phi: {names}")

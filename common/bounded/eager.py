@@ -33,6 +33,12 @@ class Update(NamedTuple):
     bound: Bound
     start: Start | None = None
 
+    def joined(self) -> tuple[Tensor, Tensor]:
+        """(k, R) and (R, d), whose product is ``A Bt - A0 Bt0``."""
+        if self.start is None:
+            return self.A, self.Bt
+        return torch.cat([self.A, -self.start[0]], dim=1), torch.cat([self.Bt, self.start[1]])
+
 
 BLOCK_BYTES = 4 * 2**20
 """Scratch per block; 2-8 MiB are equally fast, far below that the products starve."""

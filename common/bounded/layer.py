@@ -25,10 +25,10 @@ from stable_forgetting.common.bounded.eager import Update
 from stable_forgetting.common.bounded.phi import Bound
 from stable_forgetting.common.bounded.polynomial import OddPolynomial, choose
 from stable_forgetting.common.bounded.product import (
-    bounded_delta,
     bounded_linear,
     build_weight,
     gemm_dtype,
+    whole_delta,
 )
 
 
@@ -148,14 +148,16 @@ class BoundedLinear(nn.Module):
 
     def delta(self) -> Tensor:
         """Dense dW (k, d); zero at the start, |dW_ij| <= :attr:`entry_bound`."""
-        delta = bounded_delta(self.A, self.Bt, self.bound)
-        return delta if self.start is None else delta - bounded_delta(*self.start, self.bound)
+        return whole_delta(self._update())
 
     def effective_weight(self, dtype: torch.dtype) -> Tensor:
         """What x is multiplied with, (k, d), without a graph: W0 + dW, or dW alone if split."""
         assert not self.bound.record.linear, "the low-rank path has no effective weight"
         base = None if self.split else self.weight
-        return build_weight(base, Update(self.A, self.Bt, self.bound, self.start), dtype)
+        return build_weight(base, self._update(), dtype)
+
+    def _update(self) -> Update:
+        return Update(self.A, self.Bt, self.bound, self.start)
 
     @property
     def split(self) -> bool:
@@ -182,7 +184,7 @@ class BoundedLinear(nn.Module):
 
     def _certified(self) -> OddPolynomial | None:
         by_cost = self.config.mode == "auto"
-        return choose(self.bound, self.A, self.Bt, self.start, by_cost=by_cost)
+        return choose(self._update(), by_cost=by_cost)
 
     @property
     def entry_bound(self) -> float:

@@ -24,7 +24,7 @@ def attach_peft(
     """Puts layers of peft around linear layers, in place; nothing else stays trainable.
 
     Raises:
-        ConfigError: peft is not installed.
+        ConfigError: peft is not installed, or its DeLoRA is asked for on a 1x1 convolution.
     """
     try:
         import peft
@@ -37,30 +37,19 @@ def attach_peft(
     if config.peft == "oft":
         inject(model, peft.OFTConfig(**targets, oft_block_size=0), generator)
     elif config.peft == "delora":
-        inject(model, delora(model, names, config.rank, config.alpha), generator)
+        pointwise = [name for name in names if is_pointwise(model.get_submodule(name))]
+        if pointwise:
+            raise ConfigError(
+                f"adapter target '{pointwise[0]}' is a 1x1 convolution, which peft's DeLoRA does "
+                "not take; choose patterns that match nn.Linear layers only"
+            )
+        made = peft.DeloraConfig(**targets)
+        made.delora_lambda = config.alpha  # type: ignore[assignment]  # peft says int, fills floats
+        inject(model, made, generator)
     else:
         dora = config.peft == "dora"
         alpha: Any = config.alpha  # peft says int, and takes floats
         inject(model, peft.LoraConfig(**targets, lora_alpha=alpha, use_dora=dora), generator)
-
-
-def delora(model: nn.Module, names: Sequence[str], rank: int, strength: float) -> Any:
-    """The config of DeLoRA on these layers.
-
-    Raises:
-        ConfigError: One is a 1x1 convolution.
-    """
-    from peft import DeloraConfig
-
-    pointwise = [name for name in names if is_pointwise(model.get_submodule(name))]
-    if pointwise:
-        raise ConfigError(
-            f"adapter target '{pointwise[0]}' is a 1x1 convolution, which peft's DeLoRA does not "
-            "take; choose patterns that match nn.Linear layers only"
-        )
-    config = DeloraConfig(r=rank, target_modules=[*names])
-    config.delora_lambda = strength  # type: ignore[assignment]  # peft says int, fills floats
-    return config
 
 
 def inject(model: nn.Module, config: Any, generator: torch.Generator) -> None:
@@ -82,6 +71,5 @@ def merge_peft(model: nn.Module) -> nn.Module:
     for name, layer in list(model.named_modules()):
         if isinstance(layer, BaseTunerLayer) and isinstance(layer, nn.Module):
             layer.merge(adapter_names=[ADAPTER])
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, layer.get_base_layer())
+            model.set_submodule(name, layer.get_base_layer())
     return model

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stable_forgetting.common.bounded.eager import Start, factor_dtype
+from stable_forgetting.common.bounded.eager import Update, factor_dtype
 from stable_forgetting.common.bounded.phi import PHIS, Bound
 
 TOLERANCE = 2.0**-9
@@ -89,10 +89,9 @@ def certified_reach(A: Tensor, Bt: Tensor, frequency: float) -> float:
     return frequency * float(rows * columns)
 
 
-def choose(
-    bound: Bound, A: Tensor, Bt: Tensor, start: Start | None, *, by_cost: bool
-) -> OddPolynomial | None:
+def choose(update: Update, *, by_cost: bool) -> OddPolynomial | None:
     """What stands for phi at these factors, or None; ``by_cost``: only where it is less work."""
+    A, Bt, bound, start = update
     pairs = [(A, Bt)] if start is None else [(A, Bt), start]
     reach = max(certified_reach(*pair, bound.frequency) for pair in pairs)
     if not math.isfinite(reach) or bound.phi not in ODD:
@@ -109,18 +108,13 @@ def choose(
 
 
 def polynomial_product(
-    x: Tensor,
-    dtype: torch.dtype,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
-    fitted: OddPolynomial,
-    start: Start | None = None,
+    x: Tensor, dtype: torch.dtype, update: Update, fitted: OddPolynomial
 ) -> Tensor:
     """``x dW^T`` for x (..., d), in ``dtype`` or autocast's: (..., k).
 
     The features are made in the factors' own precision, at least float32.
     """
+    A, Bt, bound, start = update
     with torch.autocast(A.device.type, enabled=False):
         left, right = _features(A, Bt, bound, fitted)
         if start is not None:

@@ -266,6 +266,12 @@ def bounded_delta(A: Tensor, Bt: Tensor, bound: Bound) -> Tensor:
         return bound.amplitude * bound.value(bound.frequency * (A.to(wide) @ Bt.to(wide)))
 
 
+def whole_delta(update: Update) -> Tensor:
+    """The same of an update, less that of its start."""
+    delta = bounded_delta(update.A, update.Bt, update.bound)
+    return delta if update.start is None else delta - bounded_delta(*update.start, update.bound)
+
+
 def bounded_linear(
     x: Tensor,
     weight: Tensor | None,
@@ -310,7 +316,7 @@ def bounded_linear(
     if low_rank:
         low = F.dropout(x, dropout) if dropout else x
         kind = x.dtype if weight is None else weight.dtype
-        y: Tensor = _low_rank(low, kind, A, Bt, bound, start, fitted)
+        y: Tensor = _low_rank(low, kind, Update(A, Bt, bound, start), fitted)
         return y if base is None else base + y
     dtype = gemm_dtype(x, weight)
     if dropout:
@@ -325,18 +331,10 @@ def bounded_linear(
 
 
 def _low_rank(
-    x: Tensor,
-    dtype: torch.dtype,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
-    start: Start | None,
-    fitted: OddPolynomial | None,
+    x: Tensor, dtype: torch.dtype, update: Update, fitted: OddPolynomial | None
 ) -> Tensor:
     """``x dW^T`` by skinny products, in ``dtype`` or autocast's, where dW has a low rank."""
     if fitted is not None:
-        return polynomial_product(x, dtype, A, Bt, bound, fitted, start)
-    if start is not None:
-        A, Bt = torch.cat([A, -start[0]], dim=1), torch.cat([Bt, start[1]])
-    A, Bt = A.to(dtype), Bt.to(dtype)
-    return F.linear(F.linear(x, Bt), A) * (bound.amplitude * bound.frequency)
+        return polynomial_product(x, dtype, update, fitted)
+    A, Bt = (factor.to(dtype) for factor in update.joined())
+    return F.linear(F.linear(x, Bt), A) * (update.bound.amplitude * update.bound.frequency)

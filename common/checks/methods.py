@@ -169,7 +169,6 @@ class _MethodRuns:
     def _run(
         self, *, seed: int = 1, salt: int = 1, layout: str | None = None, guarded: bool = True
     ) -> _Trial:
-        """One run."""
         access = self.info.access if guarded else DECLARABLE | {"test"}
         model: nn.Module = copy.deepcopy(self.original)
         task = self.problem.task(model, layout or self.layouts[0], seed, access)

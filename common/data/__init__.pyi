@@ -1,7 +1,9 @@
 from .batch import IGNORE as IGNORE
 from .batch import Batch as Batch
 from .batch import Forward as Forward
+from .batch import LabelledSource as LabelledSource
 from .batch import Source as Source
+from .batch import class_labels as class_labels
 from .batch import every_position as every_position
 from .batch import forgotten_classes as forgotten_classes
 from .batch import ordered_batches as ordered_batches

@@ -170,7 +170,7 @@ def collect(forward: data.Forward, batches: Iterable[data.Batch]) -> Scores:
             scored = batch.labels.to(logits.device)
             indices.append(batch.indices.cpu().numpy().astype(np.int64))
             if logits.ndim == 3:
-                columns.append(_score_sequences(logits, scored, _columns))
+                columns.append(_score_sequences(logits, scored, lambda z, y: _statistics(z, y)[0]))
                 continue
             table, softmax = _statistics(logits, scored)
             columns.append(_checked(table))
@@ -295,11 +295,6 @@ def _statistics(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         torch.isfinite(z).all(dim=1, keepdim=True).float(),
     ]
     return torch.cat(columns, dim=1), probs
-
-
-def _columns(logits: Tensor, labels: Tensor) -> Tensor:
-    """The scores of :func:`_statistics` alone."""
-    return _statistics(logits, labels)[0]
 
 
 def _margins(logits: Tensor, labels: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 ALIASES = {"ga": "ascent", "ft": "finetune", "rl": "random_label"}
 """The literature's short names -> registered methods."""
-BOTH = frozenset({"forget", "retain"})
-"""The parts that most methods read."""
+FORGET, RETAIN = frozenset({"forget"}), frozenset({"retain"})
+BOTH = FORGET | RETAIN
+"""The parts that methods read: one of them, or as most do both."""
 Length = Literal["steps", "epochs"]
 """What lengths of trainings are given in."""
 

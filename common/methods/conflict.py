@@ -35,9 +35,7 @@ class ByRule(ForgetRetainMethod):
 
     def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both terms and the rule."""
-        terms = super().prepare(task)
-        assert isinstance(terms, objectives.ForgetRetain)
-        self._rule = self.rule(task)
+        terms, self._rule = self.terms(task), self.rule(task)
         return tools.ByRule(task.model, terms, self._rule)
 
     def _constraints(self, *after_step: AfterStep) -> dict[str, Any]:
@@ -170,6 +168,4 @@ class OrthoGrad(ForgetRetainMethod):
 
     def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Ascent and descent, the first one projected."""
-        terms = super().prepare(task)
-        assert isinstance(terms, objectives.ForgetRetain)
-        return tools.Orthogonal(task.model, terms)
+        return tools.Orthogonal(task.model, self.terms(task))

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
-from stable_forgetting.common.bounded.config import Placement
+from stable_forgetting.common.bounded.config import AdapterConfig, Placement
 from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import adapter_targets
 from stable_forgetting.common.methods.task import UnlearnTask
@@ -66,7 +66,7 @@ class GDDelora(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the factors and merges them."""
-        from stable_forgetting.common.bounded.peft import merge_peft
+        from stable_forgetting.common.bounded.attach import detach
 
         self.info.require("gd_delora")
         config: Any = self.config
@@ -79,11 +79,11 @@ class GDDelora(UnlearningMethod):
             evaluate = task.telemetry.evaluate_during
 
             def evaluate_merged(model: nn.Module, step: int) -> Mapping[str, float | None]:
-                return evaluate(merge_peft(copy.deepcopy(model)), step)
+                return evaluate(detach(copy.deepcopy(model)), step)
 
             task.telemetry = replace(task.telemetry, evaluate_during=evaluate_merged)
-        task.fit(task.model, objective, task.loaders(objective.parts, engine), engine)
-        return merge_peft(task.model)
+        task.train(objective, engine)
+        return detach(task.model)
 
 
 def attach_delora(task: UnlearnTask, config: GDDelora.Config) -> None:
@@ -92,13 +92,11 @@ def attach_delora(task: UnlearnTask, config: GDDelora.Config) -> None:
     Raises:
         ConfigError: A pattern matches nothing, or something that is not a linear layer.
     """
-    from stable_forgetting.common.bounded.attach import chosen_layers
-    from stable_forgetting.common.bounded.peft import delora, inject
+    from stable_forgetting.common.bounded.attach import attach
 
     patterns = adapter_targets(task, config.placement, config.targets)
-    names = chosen_layers(task.model, patterns)
-    made = delora(task.model, names, config.rank, config.strength)
-    inject(task.model, made, task.generator("adapter"))
+    adapter = AdapterConfig(peft="delora", rank=config.rank, alpha=config.strength)
+    attach(task.model, patterns, adapter, task.generator("adapter"))
     for name, parameter in task.model.named_parameters():
         if ".delora_lambda." in name:
             parameter.requires_grad_(config.train_bound)

@@ -37,11 +37,7 @@ class BadTeacher(GradientMethod):
     batches.  Their KL is averaged over classes, too, which Adam's rate does not feel.
     """
 
-    info = MethodInfo(
-        2,
-        "Chundawat et al. 2023 (arXiv 2205.08096)",
-        frozenset({"forget", "retain", "initial"}),
-    )
+    info = MethodInfo(2, "Chundawat et al. 2023 (arXiv 2205.08096)", BOTH | {"initial"})
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "repository_vit": {"epochs": 1, "batch_size": 128},
@@ -76,11 +72,8 @@ class BadTeacher(GradientMethod):
         self, task: UnlearnTask, parts: Sequence[str], config: FitConfig
     ) -> dict[str, data.Loader]:
         """One shuffled stream over the forget set and a share of the retain set."""
-        import torch
-
-        retain = task.indices("retain")
-        order = torch.randperm(len(retain), generator=task.generator("retain share")).numpy()
-        chosen = retain[order[: max(1, round(self.config.retain_share * len(retain)))]]
+        count = max(1, round(self.config.retain_share * len(task.indices("retain"))))
+        chosen = task.drawn("retain", count, "retain share")
         indices = np.sort(np.concatenate([task.indices("forget"), chosen]))
         stream = task.generator("batches", "mixed")
         return {"mixed": data.Loader(task.source, indices, config.micro_batch, stream)}

@@ -14,7 +14,7 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, Positive
 from stable_forgetting.common.base.seeding import derive, hash_order
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ class FastNTK(UnlearningMethod):
     """
 
     info = MethodInfo(
-        2,
-        "Fast-NTK, 2023 (arXiv 2312.14923); Golatkar et al. 2020 (arXiv 2003.02960)",
-        frozenset({"forget", "retain"}),
+        2, "Fast-NTK, 2023 (arXiv 2312.14923); Golatkar et al. 2020 (arXiv 2003.02960)", BOTH
     )
 
     class Config(Strict):
@@ -85,7 +83,7 @@ class FastNTK(UnlearningMethod):
 
         config: Any = self.config
         patterns = config.parameters or tuple(task.family.head)
-        gradients = tools.SampleGradients(task.model, task.forward, patterns, chunk=config.chunk)
+        gradients = tools.SampleGradients(task, patterns, chunk=config.chunk)
         for name, parameter in task.model.named_parameters():
             parameter.requires_grad_(name in gradients.parameters)
         forget, retain = self._draw(task)

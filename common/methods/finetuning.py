@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stable_forgetting.common import objectives
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import RETAIN, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig, total_steps
 
@@ -87,8 +87,7 @@ def repaired(
     """The task's model, trained on retain data, and on a penalty where given."""
     engine = FitConfig.of(config)
     objective = objectives.CrossEntropy("retain", engine.average)
-    loaders = task.loaders(["retain"], engine)
-    task.fit(task.model, objective, loaders, engine, penalty=penalty, after_step=after_step)
+    task.train(objective, engine, penalty=penalty, after_step=after_step)
     return task.model
 
 
@@ -104,7 +103,7 @@ class CFk(UnlearningMethod):
     0.1, 10 epochs).  Sweep k in {0, 1, 2, 4} and lr.
     """
 
-    info = MethodInfo(2, PAPER, frozenset({"retain"}))
+    info = MethodInfo(2, PAPER, RETAIN)
 
     class Config(RepairConfig):
         """Settings of CF-k.
@@ -147,7 +146,7 @@ class EUk(CFk):
     0.1, 10 epochs).  Sweep k in {0, 1, 2, 4} and lr.
     """
 
-    info = MethodInfo(2, PAPER, frozenset({"retain", "initial"}))
+    info = MethodInfo(2, PAPER, RETAIN | {"initial"})
 
     class Config(CFk.Config):
         epochs: Count | None = 10
@@ -181,7 +180,7 @@ class L1Sparse(UnlearningMethod):
     So sweep ``a`` from 1e-7 to 1e-4, and lr.
     """
 
-    info = MethodInfo(1, "Jia et al. 2023 (arXiv 2304.04934)", frozenset({"retain"}))
+    info = MethodInfo(1, "Jia et al. 2023 (arXiv 2304.04934)", RETAIN)
 
     class Config(RepairConfig):
         """Settings of l1-sparse.
@@ -230,7 +229,7 @@ class WeightDistance(UnlearningMethod):
     Deviation: AdamW's rates here suit small models from scratch; sweep lr from 1e-4 to 1e-2, and a.
     """
 
-    info = MethodInfo(1, "Siddiqui et al. 2025 (arXiv 2505.22310)", frozenset({"retain"}))
+    info = MethodInfo(1, "Siddiqui et al. 2025 (arXiv 2505.22310)", RETAIN)
 
     class Config(RepairConfig):
         """Settings of Weight Dist Reg.
@@ -265,7 +264,7 @@ class WeightDistortion(UnlearningMethod):
     of the weights); the vision_relearning repository.
     """
 
-    info = MethodInfo(1, "Siddiqui et al. 2025 (arXiv 2505.22310)", frozenset({"retain"}))
+    info = MethodInfo(1, "Siddiqui et al. 2025 (arXiv 2505.22310)", RETAIN)
 
     class Config(RepairConfig):
         """Settings of weight distortion.
@@ -298,7 +297,7 @@ class WeightNegation(UnlearningMethod):
     Source: Khalil et al. 2025 (arXiv 2503.05657, CVPR), NoT, there for federated learning.
     """
 
-    info = MethodInfo(1, "NoT, Khalil et al. 2025 (arXiv 2503.05657)", frozenset({"retain"}))
+    info = MethodInfo(1, "NoT, Khalil et al. 2025 (arXiv 2503.05657)", RETAIN)
 
     class Config(RepairConfig):
         """Settings of NoT.

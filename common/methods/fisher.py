@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from stable_forgetting.common import data
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, Positive
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class FisherForgetting(UnlearningMethod):
     1e-9 to 1e-5 (SSD's repository: 1e-6).
     """
 
-    info = MethodInfo(2, "Golatkar et al. 2020 (arXiv 1911.04933)", frozenset({"forget", "retain"}))
+    info = MethodInfo(2, "Golatkar et al. 2020 (arXiv 1911.04933)", BOTH)
 
     quick: ClassVar[Mapping[str, Any]] = {"samples": 16}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -97,9 +97,7 @@ class FisherForgetting(UnlearningMethod):
         import torch
 
         config: Any = self.config
-        gradients = tools.SampleGradients(
-            task.model, task.forward, config.parameters, chunk=config.chunk
-        )
+        gradients = tools.SampleGradients(task, config.parameters, chunk=config.chunk)
         diagonal = self._diagonal(task, gradients)
         gone = self._cleared(task)
         sizes = [parameter.numel() for parameter in gradients.parameters.values()]
@@ -119,12 +117,8 @@ class FisherForgetting(UnlearningMethod):
         """(P,) diagonal of the Fisher information on ``samples`` retain samples."""
         import torch
 
-        from stable_forgetting.common.objectives.positions import wide
-
         config: Any = self.config
-        retain = task.indices("retain")
-        order = torch.randperm(len(retain), generator=task.generator("fisher", "samples"))
-        chosen = retain[order[: config.samples].numpy()]
+        chosen = task.drawn("retain", config.samples, "fisher", "samples")
         total = torch.zeros_like(gradients.flat())
         for batch in data.ordered_batches(task.source, chosen, config.batch_size):
             if batch.labels.ndim != 1:
@@ -134,7 +128,7 @@ class FisherForgetting(UnlearningMethod):
                     total += part.square().sum(0)
                 continue
             with torch.no_grad():
-                shares = wide(task.forward(task.model, batch)).softmax(-1)
+                shares = objectives.wide(task.forward(task.model, batch)).softmax(-1)
             for label in range(task.family.num_classes):
                 weights = iter(shares[:, label].split(gradients.chunk))
                 for part in gradients.losses(batch, torch.full_like(batch.labels, label)):
@@ -194,11 +188,7 @@ class Influence(UnlearningMethod):
     0.2, papers 1 to 20).
     """
 
-    info = MethodInfo(
-        1,
-        "Izzo et al. 2021 (arXiv 2002.10077); as IU in arXiv 2304.04934",
-        frozenset({"forget", "retain"}),
-    )
+    info = MethodInfo(1, "Izzo et al. 2021 (arXiv 2002.10077); as IU in arXiv 2304.04934", BOTH)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "lineage": {"inverse": "lineage", "samples": 1000, "alpha": 0.2}
     }
@@ -227,9 +217,7 @@ class Influence(UnlearningMethod):
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Takes the one step."""
         config: Any = self.config
-        gradients = tools.SampleGradients(
-            task.model, task.forward, config.parameters, chunk=config.chunk
-        )
+        gradients = tools.SampleGradients(task, config.parameters, chunk=config.chunk)
         forget, retain = task.indices("forget"), task.indices("retain")
         share = len(forget) / (len(forget) + len(retain))
         pull = gradients.mean(task.source, forget, config.batch_size)
@@ -244,9 +232,7 @@ class Influence(UnlearningMethod):
         import torch
 
         config: Any = self.config
-        retain = task.indices("retain")
-        order = torch.randperm(len(retain), generator=task.generator("influence"))
-        chosen = retain[order[: config.samples].numpy()]
+        chosen = task.drawn("retain", config.samples, "influence")
         batches = data.ordered_batches(task.source, chosen, config.batch_size)
         return torch.cat([part for batch in batches for part in gradients.losses(batch)])
 

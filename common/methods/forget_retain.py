@@ -95,6 +95,8 @@ class ForgetRetainMethod(GradientMethod):
     """
 
     Config: ClassVar[type[Strict]] = RetainConfig
+    unmasked: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """``compat`` -> the parts in whose texts that code counts every position, padding too."""
 
     @classmethod
     def within(cls, config: Any, unit: Length, amount: int) -> dict[str, Any]:
@@ -105,9 +107,10 @@ class ForgetRetainMethod(GradientMethod):
 
     @property
     def over(self) -> Literal["samples", "tokens"]:
-        """How positions are averaged."""
-        average: Literal["samples", "tokens"] = self.config.average
-        return average
+        """How positions are averaged: where a ``compat`` counts padding over tokens, as it does."""
+        config: ForgetConfig = self.config
+        counted = isinstance(config, PaddedConfig) and config.compat in config.padding
+        return "tokens" if counted else config.average
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """What is minimised on forget data: cross-entropy, ascended."""
@@ -122,11 +125,19 @@ class ForgetRetainMethod(GradientMethod):
         )
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
-        """Parts whose batches are seen in another way."""
-        return {}
+        """Parts whose batches are seen in another way: with all positions, where a code does so."""
+        parts = self.unmasked.get(getattr(self.config, "compat", "none"), ())
+        if not parts:
+            return {}
+        pad_to = getattr(self.config, "pad_to", None)
+        return dict.fromkeys(parts, data.every_position(task.source, pad_to))
 
     def prepare(self, task: UnlearnTask) -> objectives.Objective:
-        """Both terms, weighted."""
+        """Both terms; a subclass may put more around them."""
+        return self.terms(task)
+
+    def terms(self, task: UnlearnTask) -> objectives.ForgetRetain:
+        """Both, weighted."""
         config: ForgetConfig = self.config
         weight = config.retain_weight if isinstance(config, RetainConfig) else 1.0
         forget, retain = self.forget_term(task), self.retain_term(task)
@@ -134,7 +145,7 @@ class ForgetRetainMethod(GradientMethod):
             forget, retain, config.forget_weight, weight, self.views(task)
         )
 
-    def initialise(self, task: UnlearnTask) -> None:
-        """FILA, where configured."""
+    def _attach(self, task: UnlearnTask) -> None:
+        super()._attach(task)
         if self.config.fila is not None:
             tools.start_adapters(task, self.config.fila)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.numbers import Amount, NonNegative, Positive
 from stable_forgetting.common.bounded.config import LORA, AdapterConfig, FilaConfig
-from stable_forgetting.common.methods.base import BOTH, MethodInfo
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo
 from stable_forgetting.common.methods.forget_retain import (
     ForgetConfig,
     ForgetRetainMethod,
@@ -62,11 +62,6 @@ class MEGD(ForgetRetainMethod):
         every = data.every_position(task.source, self.config.pad_to)
         return {"forget": lambda batch: data.predicting(every(batch))}
 
-    @property
-    def over(self) -> Literal["samples", "tokens"]:
-        """Over tokens, as published."""
-        return "tokens" if self.config.compat == "published" else super().over
-
 
 class Delete(ForgetRetainMethod):
     """DELETE: Original's distribution over the other answers, on forget data alone.
@@ -76,7 +71,7 @@ class Delete(ForgetRetainMethod):
     Source: Zhou et al. 2025 (arXiv 2503.23751, CVPR), decoupled distillation to erase.
     """
 
-    info = MethodInfo(1, "DELETE, Zhou et al. 2025 (arXiv 2503.23751)", frozenset({"forget"}))
+    info = MethodInfo(1, "DELETE, Zhou et al. 2025 (arXiv 2503.23751)", FORGET)
     Config = ForgetConfig
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
@@ -182,7 +177,7 @@ class Undial(ForgetRetainMethod):
     Source: arXiv 2402.10052; open-unlearning (strength 10, retain weight 0).
     """
 
-    info = MethodInfo(1, "UNDIAL, Dong et al. 2024 (arXiv 2402.10052)", frozenset({"forget"}))
+    info = MethodInfo(1, "UNDIAL, Dong et al. 2024 (arXiv 2402.10052)", FORGET)
 
     class Config(ForgetConfig):
         """Settings of UNDIAL.
@@ -270,7 +265,7 @@ class CEU(ForgetRetainMethod):
     Source: arXiv 2503.01224; open-unlearning.
     """
 
-    info = MethodInfo(1, "CE-U, Yang 2025 (arXiv 2503.01224)", frozenset({"forget"}))
+    info = MethodInfo(1, "CE-U, Yang 2025 (arXiv 2503.01224)", FORGET)
 
     class Config(ForgetConfig):
         """Settings of CE-U.

@@ -217,9 +217,6 @@ class GradientMethod(AdaptedMethod):
     def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """What is minimised; called while ``task.model`` still is Original, without adapters."""
 
-    def initialise(self, task: UnlearnTask) -> None:
-        """Called when adapters are attached; a method may set where they start."""
-
     def loaders(self, task: UnlearnTask, parts: Sequence[str], config: FitConfig) -> Any:
         """One stream of batches per part that the objective reads."""
         return task.loaders(parts, config)
@@ -229,8 +226,6 @@ class GradientMethod(AdaptedMethod):
         objective = self.prepare(task)
         config = self.config.engine()
         self._attach(task)
-        if self.config.adapter is not None:
-            self.initialise(task)
         loaders = self.loaders(task, objective.parts, config)
         task.fit(task.model, objective, loaders, config, **self._constraints())
         return task.model

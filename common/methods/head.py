@@ -181,7 +181,6 @@ def _head(task: UnlearnTask, indices: Any) -> tuple[nn.Module, Tensor, Tensor, T
 
 
 def _write(head: nn.Module, theta: Tensor) -> None:
-    """Sets weight and bias."""
     if not bool(theta.isfinite().all()):
         raise Diverged(1, "the update is not finite")
     head.get_parameter("weight").data.copy_(theta[:, :-1])

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from stable_forgetting.common.base.numbers import Count, Positive
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, RETAIN, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.finetuning import RepairConfig, repaired
 from stable_forgetting.common.methods.saliency import SelectiveSynapticDampening
 from stable_forgetting.common.methods.simple import GradientDifference
@@ -92,9 +92,8 @@ class WAGLE(GradientDifference):
             task.model, tools.top_share(self.scores(task), self.config.density)
         )
         objective, engine = self.prepare(task), self.config.engine()
-        loaders = task.loaders(objective.parts, engine)
         with weights.gradients():
-            task.fit(task.model, objective, loaders, engine, **self._constraints(weights.restore))
+            task.train(objective, engine, **self._constraints(weights.restore))
         return task.model
 
     def scores(self, task: UnlearnTask) -> dict[str, Tensor]:
@@ -119,9 +118,7 @@ class PruneFirst(UnlearningMethod):
     OPTML-Group/Unlearn-Sparse (pruner/omp.py, unlearn/FT.py).
     """
 
-    info = MethodInfo(
-        1, "Jia et al. 2023 (arXiv 2304.04934), prune first", frozenset({"retain"}), reading=True
-    )
+    info = MethodInfo(1, "Jia et al. 2023 (arXiv 2304.04934), prune first", RETAIN, reading=True)
 
     class Config(RepairConfig):
         """Settings of prune first.

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import NonNegative, Positive
-from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, RETAIN, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.finetuning import RepairConfig, repaired
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig, Optimizer, total_steps
@@ -80,8 +80,7 @@ class Undo(UnlearningMethod):
         more: bool = False,
     ) -> None:
         engine = FitConfig.of(self.config, steps=steps, epochs=None, lr=lr)
-        loaders = task.loaders(objective.parts, engine)
-        task.fit(task.model, objective, loaders, engine, more=more)
+        task.train(objective, engine, more=more)
 
     def _perturb(self, task: UnlearnTask) -> None:
         """Shrinks all weights and adds the noise."""
@@ -110,9 +109,7 @@ class Langevin(UnlearningMethod):
     (langevin.py).
     """
 
-    info = MethodInfo(
-        1, "Chien et al. 2024 (arXiv 2401.10371)", frozenset({"retain"}), reading=True
-    )
+    info = MethodInfo(1, "Chien et al. 2024 (arXiv 2401.10371)", RETAIN, reading=True)
 
     class Config(RepairConfig):
         """Settings of Langevin unlearning.
@@ -154,6 +151,6 @@ def length(parameters: Sequence[nn.Parameter]) -> Tensor:
     """||theta|| over all of them, in float32 or wider, without a gradient."""
     import torch
 
-    from stable_forgetting.common.objectives.positions import wide
-
-    return torch.stack([wide(p.detach()).square().sum() for p in parameters]).sum().sqrt()
+    return (
+        torch.stack([objectives.wide(p.detach()).square().sum() for p in parameters]).sum().sqrt()
+    )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from stable_forgetting.common import data, objectives
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import NonNegative, Positive
-from stable_forgetting.common.data.parts import PadTo
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import BOTH, MethodInfo
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo
 from stable_forgetting.common.methods.forget_retain import (
     ForgetConfig,
     ForgetRetainMethod,
@@ -20,13 +19,6 @@ from stable_forgetting.common.methods.forget_retain import (
 from stable_forgetting.common.methods.task import UnlearnTask
 
 PAPER = "NPO, Zhang et al. 2024 (arXiv 2404.05868)"
-
-
-def _every_position(
-    task: UnlearnTask, *parts: str, pad_to: PadTo | None = None
-) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
-    """Views of parts whose padding counts too, where published code does not mask."""
-    return dict.fromkeys(parts, data.every_position(task.source, pad_to))
 
 
 class PreferenceConfig(Strict):
@@ -52,7 +44,8 @@ class NPO(ForgetRetainMethod):
     Source: arXiv 2404.05868; open-unlearning (its default adds CE on retain: see ``npo_gdr``).
     """
 
-    info = MethodInfo(1, PAPER, frozenset({"forget"}))
+    info = MethodInfo(1, PAPER, FORGET)
+    unmasked = {"muse_bench": ("forget",)}
 
     class Config(PreferenceConfig, ForgetConfig):
         lr: Positive = 3e-5
@@ -63,15 +56,8 @@ class NPO(ForgetRetainMethod):
         config: Any = self.config
         if config.compat == "muse_bench":
             return objectives.logit_preference(task.reference(), config.beta)
-        size, precision = config.micro_batch, config.mixed_precision
-        table = tools.reference_likelihoods(
-            task, task.indices("forget"), batch_size=size, precision=precision
-        )
+        table = tools.reference_likelihoods(task, task.indices("forget"), config)
         return objectives.preference_against(table, config.beta)
-
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
-        """Every position of forget texts, with ``compat: muse_bench``."""
-        return _every_position(task, "forget") if self.config.compat == "muse_bench" else {}
 
 
 class NPOGdr(NPO):
@@ -99,6 +85,7 @@ class NPOKlr(NPO):
     """
 
     info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
+    unmasked = {"openunlearning": ("retain",), "muse_bench": ("forget", "retain")}
 
     class Config(PreferenceConfig, PaddedConfig):
         padding = {"openunlearning": "batch"}
@@ -108,15 +95,7 @@ class NPOKlr(NPO):
         """KL to Original, or what muse_bench calls so."""
         if self.config.compat == "muse_bench":
             return objectives.raw_divergence_from(task.reference())
-        if self.config.compat == "openunlearning":
-            return objectives.divergence_from(task.reference(), "tokens")
-        return objectives.divergence_from(task.reference(), self.config.average)
-
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
-        """Every position where the published code does not mask."""
-        unmasked = {"openunlearning": ("retain",), "muse_bench": ("forget", "retain")}
-        parts = unmasked.get(self.config.compat, ())
-        return _every_position(task, *parts, pad_to=self.config.pad_to)
+        return objectives.divergence_from(task.reference(), self.over)
 
 
 class SimNPO(ForgetRetainMethod):
@@ -130,6 +109,7 @@ class SimNPO(ForgetRetainMethod):
     """
 
     info = MethodInfo(1, "SimNPO, Fan et al. 2024 (arXiv 2410.07163)", BOTH)
+    unmasked = {"unlearn_simple": ("forget",)}
 
     class Config(RetainConfig):
         """Settings of SimNPO.
@@ -154,10 +134,6 @@ class SimNPO(ForgetRetainMethod):
         if config.compat is not None:
             return objectives.logit_preference(None, config.beta, config.delta)
         return objectives.simple_preference(config.beta, config.delta)
-
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
-        """Every position of forget texts, with ``compat: unlearn_simple``."""
-        return _every_position(task, "forget") if self.config.compat is not None else {}
 
 
 class TNPO(ForgetRetainMethod):
@@ -225,6 +201,7 @@ class KL(ForgetRetainMethod):
     """
 
     info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH)
+    unmasked = {"tofu": ("retain",), "openunlearning": ("retain",)}
 
     class Config(PaddedConfig):
         padding = {"tofu": "max_length", "openunlearning": "batch"}
@@ -234,14 +211,3 @@ class KL(ForgetRetainMethod):
     def retain_term(self, task: UnlearnTask) -> objectives.Term:
         """KL to Original."""
         return objectives.divergence_from(task.reference(), self.over)
-
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
-        """Every position of retain texts, with a ``compat``."""
-        if self.config.compat == "none":
-            return {}
-        return {"retain": data.every_position(task.source, self.config.pad_to)}
-
-    @property
-    def over(self) -> Literal["samples", "tokens"]:
-        """Over tokens, with a ``compat``."""
-        return super().over if self.config.compat == "none" else "tokens"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import (
     AdaptedConfig,
     AdaptedMethod,
@@ -19,6 +19,8 @@ from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from stable_forgetting.common.train.protocols import AfterStep
 
 
 class RandomLabel(AdaptedMethod):
@@ -51,9 +53,13 @@ class RandomLabel(AdaptedMethod):
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes on relabelled data."""
         self._attach(task)
-        loaders, objective = {"mixed": self._loader(task)}, objectives.CrossEntropy("mixed")
-        task.fit(task.model, objective, loaders, self.config.engine(), **self._constraints())
+        self._train(task)
         return task.model
+
+    def _train(self, task: UnlearnTask, *after_step: AfterStep) -> None:
+        loaders, objective = {"mixed": self._loader(task)}, objectives.CrossEntropy("mixed")
+        constraints = self._constraints(*after_step)
+        task.fit(task.model, objective, loaders, self.config.engine(), **constraints)
 
     def _classes(self, task: UnlearnTask) -> list[int] | None:
         """What labels are drawn from; None for all classes."""
@@ -126,7 +132,7 @@ class BoundaryShrink(GradientMethod):
     Sweep lr.
     """
 
-    info = MethodInfo(1, "Chen et al. 2023 (arXiv 2303.11570)", frozenset({"forget"}))
+    info = MethodInfo(1, "Chen et al. 2023 (arXiv 2303.11570)", FORGET)
 
     class Config(ShortConfig):
         """Settings of Boundary Shrink.
@@ -156,7 +162,7 @@ class BoundaryExpand(UnlearningMethod):
     lr.
     """
 
-    info = MethodInfo(1, "Chen et al. 2023 (arXiv 2303.11570)", frozenset({"forget"}))
+    info = MethodInfo(1, "Chen et al. 2023 (arXiv 2303.11570)", FORGET)
 
     class Config(FitConfig):
         epochs: Count | None = 10
@@ -165,11 +171,8 @@ class BoundaryExpand(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Widens, trains, narrows."""
-        config: Any = self.config
         name = tools.head_name(task)
         tools.widen_head(task.model, name, task.generator("shadow class"))
-        engine = FitConfig.of(config)
-        loaders = task.loaders(["forget"], engine)
-        task.fit(task.model, tools.ToOneClass(task.family.num_classes), loaders, engine)
+        task.train(tools.ToOneClass(task.family.num_classes), FitConfig.of(self.config))
         tools.narrow_head(task.model, name, task.family.num_classes)
         return task.model

@@ -41,9 +41,7 @@ class NPOSam(NPOGdr):
 
     def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both terms, the first one at the worst weights."""
-        terms = super().prepare(task)
-        assert isinstance(terms, objectives.ForgetRetain)
-        return tools.Sharpness(task.model, terms, self.config.rho)
+        return tools.Sharpness(task.model, self.terms(task), self.config.rho)
 
 
 class ILU(NPOGdr):
@@ -130,10 +128,8 @@ class PDU(ForgetRetainMethod):
     def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both terms, and their multiplier."""
         config: Any = self.config
-        terms = super().prepare(task)
-        assert isinstance(terms, objectives.ForgetRetain)
         self._dual = tools.Multiplier(config.retain_weight, config.dual_rate)
-        return tools.PrimalDual(terms, config.level, self._dual)
+        return tools.PrimalDual(self.terms(task), config.level, self._dual)
 
     def _constraints(self, *after_step: AfterStep) -> dict[str, Any]:
         hooks = super()._constraints(*after_step, self._dual)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stable_forgetting.common import data, objectives
+from stable_forgetting.common import data
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import AdaptedMethod, ShortConfig
 from stable_forgetting.common.methods.relabelling import RandomLabel
 from stable_forgetting.common.methods.task import UnlearnTask
@@ -77,13 +77,7 @@ class SalUn(RandomLabel):
         saliency = {name: g.abs() for name, g in tools.summed_gradients(task, batches).items()}
         weights = tools.MaskedWeights(task.model, tools.top_share(saliency, self.config.density))
         with weights.gradients():
-            task.fit(
-                task.model,
-                objectives.CrossEntropy("mixed"),
-                {"mixed": self._loader(task)},
-                self.config.engine(),
-                **self._constraints(weights.restore),
-            )
+            self._train(task, weights.restore)
         return task.model
 
 
@@ -153,8 +147,8 @@ class SFRon(AdaptedMethod):
         batches = total_steps(engine, {"turns": turns}) * engine.accumulation
         objective = tools.AlternatingAscent(turns, batches, alpha=config.alpha, lam=config.lam)
         size = config.batch_size
-        forget = tools.batch_fisher(task, "forget", batch_size=size)
-        retain = tools.batch_fisher(task, "retain", batch_size=size)
+        forget = tools.mean_gradients(task, "forget", batch_size=size, power=2)
+        retain = tools.mean_gradients(task, "retain", batch_size=size, power=2)
         masks = {name: forget[name] >= config.threshold * retain[name] for name in forget}
         weights = tools.MaskedWeights(task.model, masks)
         with weights.gradients(lambda: objective.forgetting):
@@ -221,7 +215,7 @@ class SelectiveSynapticDampening(UnlearningMethod):
     ) -> Mapping[str, Tensor]:
         """Name -> importance of a tensor's entries to the parts."""
         size = self.config.batch_size
-        return tools.batch_fisher(task, *parts, batch_size=size, by_class=by_class)
+        return tools.mean_gradients(task, *parts, batch_size=size, by_class=by_class, power=2)
 
 
 class RepSelect(UnlearningMethod):
@@ -234,7 +228,7 @@ class RepSelect(UnlearningMethod):
     Source: RepSelect 2026 (arXiv 2606.17168); filyp/RepSelect (repselect_simple.py, "soft").
     """
 
-    info = MethodInfo(1, "RepSelect 2026 (arXiv 2606.17168)", frozenset({"forget"}), reading=True)
+    info = MethodInfo(1, "RepSelect 2026 (arXiv 2606.17168)", FORGET, reading=True)
 
     class Config(Strict):
         """Settings of RepSelect.

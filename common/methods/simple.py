@@ -17,6 +17,8 @@ from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods.base import (
     BOTH,
+    FORGET,
+    RETAIN,
     MethodInfo,
     UnlearningMethod,
     train_reference,
@@ -56,7 +58,7 @@ class Retrain(UnlearningMethod):
     model that comes of Original than the others are.
     """
 
-    info = MethodInfo(2, "exact unlearning", frozenset({"retain", "initial"}))
+    info = MethodInfo(2, "exact unlearning", RETAIN | {"initial"})
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains a fresh model."""
@@ -69,9 +71,7 @@ class Finetune(GradientMethod):
     Formula: minimise CE(B_r).  Source: the SalUn and Unlearn-Sparse repositories.
     """
 
-    info = MethodInfo(
-        1, "Golatkar et al. 2020 (as FT in SalUn, arXiv 2310.12508)", frozenset({"retain"})
-    )
+    info = MethodInfo(1, "Golatkar et al. 2020 (as FT in SalUn, arXiv 2310.12508)", RETAIN)
 
     class Config(GradientConfig):
         lr: Positive = 1e-3
@@ -90,7 +90,7 @@ class Ascent(GradientMethod):
     Source: Graves et al. 2021; Thudi et al. 2022.
     """
 
-    info = MethodInfo(1, "Thudi et al. 2022 (arXiv 2109.13398)", frozenset({"forget"}))
+    info = MethodInfo(1, "Thudi et al. 2022 (arXiv 2109.13398)", FORGET)
 
     class Config(GradientConfig):
         steps: Count | None = 50

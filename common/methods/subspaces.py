@@ -56,7 +56,10 @@ class Kodge(UnlearningMethod):
 
         config: Any = self.config
         layers = tools.matrix_layers(task.model, config.layers)
-        forget, retain = (self._moments(task, layers, part) for part in ("forget", "retain"))
+        forget, retain = (
+            tools.input_moments(task, layers, task.drawn(part, config.samples, "samples", part))
+            for part in ("forget", "retain")
+        )
         with torch.no_grad():
             for name, moment in forget.items():
                 kept = importance(retain[name], config.alpha_retain)
@@ -65,13 +68,6 @@ class Kodge(UnlearningMethod):
                 matrix = weight.flatten(1).double()
                 weight.copy_((matrix - matrix @ (gone - gone @ kept).mT).view_as(weight))
         return task.model
-
-    def _moments(self, task: UnlearnTask, layers: Any, part: str) -> dict[str, Tensor]:
-        import torch
-
-        indices = task.indices(part)
-        order = torch.randperm(len(indices), generator=task.generator("samples", part))
-        return tools.input_moments(task, layers, indices[order[: self.config.samples].numpy()])
 
 
 def importance(moment: Tensor, alpha: float) -> Tensor:
@@ -144,9 +140,7 @@ class PGU(UnlearningMethod):
 
         engine = FitConfig.of(config)
         term = objectives.Mean(self._loss, engine.average)
-        objective = objectives.ForgetRetain(term)
-        loaders = task.loaders(objective.parts, engine)
-        task.fit(task.model, objective, loaders, engine, after_step=[project])
+        task.train(objectives.ForgetRetain(term), engine, after_step=[project])
         return task.model
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -110,7 +110,9 @@ class UnlearnTask:
         """An independent random stream of this run."""
         return generator(self.seed, "method", self.replicate, *names)
 
-    def loader(self, *parts: str, batch_size: int, augment: bool = True) -> Loader:
+    def loader(
+        self, *parts: str, batch_size: int, augment: bool = True, stream: str = "batches"
+    ) -> Loader:
         """An endless shuffled stream over the union of parts, with its own generator."""
         from stable_forgetting.common.data.loader import Loader
 
@@ -118,7 +120,7 @@ class UnlearnTask:
             self.source,
             self.indices(*parts),
             batch_size,
-            self.generator("batches", *parts),
+            self.generator(stream, *parts),
             augment=augment,
         )
 
@@ -134,6 +136,15 @@ class UnlearnTask:
             else:
                 loaders[part] = PairedLoader(leader, self.source, self.indices(part))
         return {part: loaders[part] for part in parts}
+
+    def drawn(self, part: str, count: int, *names: str) -> np.ndarray:
+        """At most ``count`` random samples of a part, by the stream of the names."""
+        import torch
+
+        indices = self.indices(part)
+        order = torch.randperm(len(indices), generator=self.generator(*names))
+        chosen: np.ndarray = indices[order[:count].numpy()]
+        return chosen
 
     def frozen_copy(self) -> nn.Module:
         """A copy of the model as it is now: in eval mode, without gradients."""
@@ -202,6 +213,11 @@ class UnlearnTask:
         reads.join(before)
         self.results.append(result)
         return result
+
+    def train(self, objective: Objective, config: FitConfig, **how: Any) -> FitResult:
+        """:meth:`fit` of :attr:`model` on the parts that an objective reads."""
+        loaders = self.loaders(objective.parts, config)
+        return self.fit(self.model, objective, loaders, config, **how)
 
     def _telemetry(self) -> Telemetry:
         """With steps counted over all fits."""

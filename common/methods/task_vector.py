@@ -10,7 +10,7 @@ from pydantic import Field
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import FORGET, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
@@ -48,8 +48,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {"muse_bench": {"lr": 1e-5, "batch_
 def reinforce(task: UnlearnTask, config: ReinforcedConfig) -> None:
     """Fine-tunes ``task.model`` on the forget set in place, for all of its epochs."""
     engine = FitConfig.of(config, stop_below={})
-    objective = objectives.CrossEntropy("forget", engine.average)
-    task.fit(task.model, objective, task.loaders(["forget"], engine), engine)
+    task.train(objectives.CrossEntropy("forget", engine.average), engine)
 
 
 def take_strength(
@@ -90,11 +89,7 @@ class TaskVector(UnlearningMethod):
     swj0419/muse_bench (task_vector.py).
     """
 
-    info = MethodInfo(
-        2,
-        "Ilharco et al. 2023 (arXiv 2212.04089); MUSE (arXiv 2407.06460)",
-        frozenset({"forget"}),
-    )
+    info = MethodInfo(2, "Ilharco et al. 2023 (arXiv 2212.04089); MUSE (arXiv 2407.06460)", FORGET)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
 
     class Config(ReinforcedConfig):
@@ -139,7 +134,7 @@ class NegMerge(UnlearningMethod):
     (negmerge.py).  There the candidates come of a search, here of a ladder of rates.
     """
 
-    info = MethodInfo(3, "NegMerge, Kim et al. 2025 (arXiv 2410.05583)", frozenset({"forget"}))
+    info = MethodInfo(3, "NegMerge, Kim et al. 2025 (arXiv 2410.05583)", FORGET)
     quick: ClassVar[Mapping[str, Any]] = {"models": 2}
 
     class Config(ReinforcedConfig):

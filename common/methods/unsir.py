@@ -10,7 +10,7 @@ from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods import tools
-from stable_forgetting.common.methods.base import Length, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import RETAIN, Length, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
@@ -36,10 +36,7 @@ class Unsir(UnlearningMethod):
     """
 
     info = MethodInfo(
-        2,
-        "Tarun et al. 2023 (arXiv 2111.08947)",
-        frozenset({"retain"}),
-        scenarios=frozenset({"class"}),
+        2, "Tarun et al. 2023 (arXiv 2111.08947)", RETAIN, scenarios=frozenset({"class"})
     )
 
     class Config(FitConfig):

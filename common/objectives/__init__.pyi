@@ -1,11 +1,16 @@
 from .objectives import CrossEntropy as CrossEntropy
 from .objectives import ForgetRetain as ForgetRetain
 from .objectives import Objective as Objective
+from .objectives import PooledCrossEntropy as PooledCrossEntropy
 from .objectives import gradient_difference as gradient_difference
 from .positions import Average as Average
 from .positions import cross_entropy as cross_entropy
 from .positions import divergence_from_uniform as divergence_from_uniform
 from .positions import inverted_hinge as inverted_hinge
+from .positions import log_likelihood as log_likelihood
+from .positions import wide as wide
+from .terms import DIVERGENCES as DIVERGENCES
+from .terms import LogLikelihoods as LogLikelihoods
 from .terms import Mean as Mean
 from .terms import Term as Term
 from .terms import divergence_from as divergence_from

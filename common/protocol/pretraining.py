@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from pydantic import SerializeAsAny, SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializeAsAny
 
 from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.grown import Grown
 from stable_forgetting.common.base.numbers import Amount
 from stable_forgetting.common.data.splits import PretrainingSplit
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
@@ -33,19 +34,15 @@ class Pretraining(Strict):
     seed: Amount = 0
 
 
-class TransferConfig(Strict):
+class TransferConfig(Grown):
     """A protocol whose Original and Retrain may start from a pretraining that is made here.
 
     Attributes:
         pretrain: The pretraining; they start from random or published weights when absent.
     """
 
+    later = {"pretrain": None}
     pretrain: Pretraining | None = None
-
-    @model_serializer(mode="wrap")
-    def _pretrain_only_if_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)
-        return {k: v for k, v in fields.items() if k != "pretrain" or v is not None}
 
     @property
     def pretraining(self) -> Self | None:

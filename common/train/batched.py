@@ -128,8 +128,7 @@ class BatchedTraining:
             name: BatchedLinear(layer, self.copies) for name, layer in adapted_layers(model)
         }
         for name, batched in self.layers.items():
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, batched)
+            model.set_submodule(name, batched)
         self._trained = [p for layer in self.layers.values() for p in (layer.A, layer.Bt)]
         self.optimizer = AdamW(self._trained, eps=config.eps, weight_decay=config.weight_decay)
         self.guard = DivergenceGuard(config.loss_cap, device, self.copies)

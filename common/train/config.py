@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from stable_forgetting.common.base.config import Strict, did_you_mean, validate
+from stable_forgetting.common import data
+from stable_forgetting.common.base.config import did_you_mean, validate
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.grown import Grown
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.data.loader import Loader
-
 
 Optimizer = Literal["adamw", "sgd", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"]
 Minutes = Annotated[str, Field(pattern=r"^\d+(\.\d+)?min$")]
@@ -58,7 +49,7 @@ LATER: Mapping[str, Any] = {
 """Fields that are hashed only where they differ from this."""
 
 
-class FitConfig(Strict):
+class FitConfig(Grown):
     """One training run of the engine.
 
     Attributes:
@@ -159,6 +150,24 @@ class FitConfig(Strict):
         power = 2 if self.optimizer == "sgd" else 1
         return self.model_copy(update={"lr": self.lr / slope**power})
 
+    def briefly(self, steps: int, batch_size: int, lr: float | None) -> FitConfig:
+        """The same training for a few steps, at one rate; its own where ``lr`` is None."""
+        changes = {
+            "steps": steps,
+            "epochs": None,
+            "batch_size": batch_size,
+            "lr": lr or self.lr,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "warmup_epochs": None,
+            "timing": "own",
+            "epochs_of": None,
+            "accumulation": 1,
+            "probe_every": 0,
+            "log_every": steps,
+        }
+        return self.model_copy(update=changes)
+
     @property
     def evaluates(self) -> bool:
         """Whether the model is measured on the way."""
@@ -169,14 +178,11 @@ class FitConfig(Strict):
         """Samples per forward and per named loader."""
         return self.batch_size // self.accumulation
 
-    @model_serializer(mode="wrap")
-    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # the keys of stages that were made before these fields stay what they are
-        fields: dict[str, Any] = handler(self)
-        omitted = {key for key, value in self.later.items() if fields[key] == value}
-        if self.epochs_of is None or not any(fields[key] for key in COUNTED):
-            omitted.add("epochs_of")
-        return {key: value for key, value in fields.items() if key not in omitted}
+    def left_out(self) -> set[str]:
+        """Besides the later fields ``epochs_of``, where nothing is given in epochs."""
+        left_out = super().left_out()
+        counted = self.epochs_of is not None and any(getattr(self, key) for key in COUNTED)
+        return left_out if counted else left_out | {"epochs_of"}
 
     @model_validator(mode="before")
     @classmethod
@@ -205,7 +211,7 @@ class FitConfig(Strict):
         return self
 
 
-def total_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
+def total_steps(config: FitConfig, loaders: Mapping[str, data.Loader]) -> int:
     """Optimizer steps of a run."""
     if config.steps is not None:
         return config.steps
@@ -213,7 +219,7 @@ def total_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
     return steps_in(config, config.epochs, loaders)
 
 
-def warmup_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
+def warmup_steps(config: FitConfig, loaders: Mapping[str, data.Loader]) -> int:
     """Optimizer steps of the warm-up.
 
     Raises:
@@ -231,7 +237,7 @@ def warmup_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
     return warmup
 
 
-def evaluation_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> tuple[int, int]:
+def evaluation_steps(config: FitConfig, loaders: Mapping[str, data.Loader]) -> tuple[int, int]:
     """(steps between evaluations, 0 for none; steps before which none of them stops the run)."""
     if config.evaluate_epochs is None and config.min_epochs is None:
         return config.evaluate_every, 0
@@ -240,7 +246,7 @@ def evaluation_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> tuple[
     return every, epoch * (config.min_epochs or 0)
 
 
-def steps_in(config: FitConfig, epochs: float, loaders: Mapping[str, Loader]) -> int:
+def steps_in(config: FitConfig, epochs: float, loaders: Mapping[str, data.Loader]) -> int:
     """Optimizer steps of so many passes over the part that is counted.
 
     Raises:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import nn
 
 from stable_forgetting.common.base.errors import ConfigError
@@ -85,7 +84,7 @@ def fit(
         telemetry = dataclasses.replace(telemetry, evaluate_during=seen)
         run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry, ends)
         model.train()
-        with _seeded(seed, run.device), contextlib.closing(run), run.splitting():
+        with fork_rng(run.device), contextlib.closing(run), run.splitting():
             stopped = run.train(checkpoint, keeps_last=keeps_last)
     last, peak = run.instruments.last, run.instruments.peak
     return FitResult(run.total, run.seconds, last, peak, stopped, run.earlier)
@@ -112,10 +111,3 @@ def _for_adapters(model: nn.Module, config: FitConfig) -> FitConfig:
             "train them one after the other, or give lr_scaling='none' and a rate of the factors"
         )
     return config.for_adapters(slopes.pop()) if slopes else config
-
-
-@contextlib.contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    with fork_rng(device):
-        torch.manual_seed(seed)
-        yield

@@ -124,6 +124,7 @@ class TrainingRun:
         Raises:
             Diverged: See :func:`common.train.fit.fit`.
         """
+        torch.manual_seed(self.seed)
         step, stopped = resume(self, checkpoint)
         complete = stopped is not None or step == self.total
         with stopping.deferred():
@@ -159,7 +160,10 @@ class TrainingRun:
                     scalars.update(hook(self.model) or {})
         self.check(step, sync=sync)
         if self._logged:
-            scalars.update(self.measure())
+            scalars.update(self.instruments.logits())
+            if has_adapters(self.model):
+                with self.whole():
+                    scalars.update(self.instruments.adapters())
             self.instruments.note(scalars)
             self._log(step, scalars)
 
@@ -270,14 +274,6 @@ class TrainingRun:
                     self.objective, lambda batch: self._forward(self.model, batch), batches
                 )
         return norms
-
-    def measure(self) -> dict[str, float]:
-        """Statistics of logits and adapters at a logged step."""
-        values = self.instruments.logits()
-        if has_adapters(self.model):
-            with self.whole():
-                values |= self.instruments.adapters()
-        return values
 
     def check(self, step: int, *, sync: bool = False, final: bool = False) -> None:
         """Raises if a loss was bad: every step on a CPU, else where ``sync`` or logs wait anyway.

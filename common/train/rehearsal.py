@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from stable_forgetting.common import data
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.data.splits import ForgetSplit
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.data.loader import Loader
 
 
 class Rehearsal(Strict):
@@ -36,13 +34,11 @@ class Rehearsal(Strict):
 
     def cut(self, split: ForgetSplit, source: Any = None) -> tuple[ForgetSplit, Ends]:
         """A split with a few samples of each part, and what they stand for."""
-        from stable_forgetting.common.data.batch import LabelledSource
-
         parts: dict[str, np.ndarray] = {}
         stands_for: dict[int, float] = {}
         for part, ids in split.parts.items():
             few = self._few(ids)
-            if isinstance(source, LabelledSource) and part.startswith("validation"):
+            if isinstance(source, data.LabelledSource) and part.startswith("validation"):
                 wanted = source.labels_of(self._few(split.parts["forget"]))
                 classes = source.labels_of(ids)
                 firsts = [ids[classes == label][:1] for label in np.unique(wanted)]
@@ -69,7 +65,7 @@ class Ends:
         """Samples of the real set that an index set stands for."""
         return round(sum(self.stands_for.get(index, 1.0) for index in indices.tolist()))
 
-    def prepare(self, loaders: Mapping[str, Loader]) -> None:
+    def prepare(self, loaders: Mapping[str, data.Loader]) -> None:
         """Makes loaders count the epochs of the real data, in small batches."""
         for loader in loaders.values():
             loader.stand_for(self.samples, self.rehearsal.micro_batch)

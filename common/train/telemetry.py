@@ -21,11 +21,6 @@ LOOKED_AT: set[int] = set()
 """Ids of frozen parameters that a probe differentiates by, while it does."""
 
 
-def looked_at(parameter: nn.Parameter) -> bool:
-    """Whether a parameter requires a gradient for a probe alone."""
-    return id(parameter) in LOOKED_AT
-
-
 class DivergenceGuard:
     """Remembers at which step a loss first was not finite or above a cap.
 

@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, SerializeAsAny, model_serializer, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.grown import Grown
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.parts import EARLIER, LATER, PARTS, Part, Role
@@ -84,7 +85,7 @@ WITHOUT_RETRAIN = TargetRule(
 )
 
 
-class MuseScenario(Strict):
+class MuseScenario(Grown):
     """What is forgotten.
 
     Attributes:
@@ -95,6 +96,7 @@ class MuseScenario(Strict):
         fold: Which fold, from 1; only where the kind counts folds.
     """
 
+    later = {"fold": None}
     kind: Literal["forget", "scal", "sust"] = "forget"
     paired: bool = True
     fold: Count | None = None
@@ -110,10 +112,6 @@ class MuseScenario(Strict):
         if fold is not None:
             raise ValueError("fold is only for kind: scal and sust; leave it out")
         return data
-
-    @model_serializer(mode="wrap")
-    def _hashed_form(self, handler: Any) -> dict[str, Any]:
-        return {key: value for key, value in handler(self).items() if value is not None}
 
     def requested(self, count: int) -> tuple[range, range]:
         """Numbers, from 1, of the folds to forget, and of those that are forgotten already."""

@@ -32,7 +32,7 @@ class ChunkData(FilesData):
     """
 
     absent: ClassVar[Any] = {}
-    later: ClassVar[tuple[str, ...]] = ()
+    later: ClassVar[Any] = {}
 
     name: Literal["chunks"] = "chunks"  # type: ignore[assignment]
     max_length: Window = 2048

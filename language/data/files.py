@@ -222,7 +222,7 @@ class FilesData(TextDataConfig):
             answers where rows are compared).
     """
 
-    later: ClassVar[tuple[str, ...]] = ("rows",)
+    later = {"rows": "text"}
     absent: ClassVar[Mapping[str, Any]] = FIRST_READERS
 
     name: Literal["jsonl"] = "jsonl"

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -81,7 +81,7 @@ class MuseData(TextDataConfig):
             tokenised once and cut into muse_bench's blocks, the last one filled up.
     """
 
-    later: ClassVar[tuple[str, ...]] = ("sets",)
+    later = {"sets": 1}
 
     name: Literal["muse"] = "muse"
     corpus: Literal["news", "books", "invented"] = "invented"

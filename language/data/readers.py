@@ -13,14 +13,15 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_serializer, model_validator
 
-from stable_forgetting.common.base.config import Strict, did_you_mean
+from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.files import listing
+from stable_forgetting.common.base.grown import Grown
 from stable_forgetting.common.base.registry import Registry
 from stable_forgetting.language.data.corpus import Corpus
 from stable_forgetting.language.data.source import Encoder
 
 
-class TextDataConfig(Strict):
+class TextDataConfig(Grown):
     """Which texts: a reader is a subclass with fields of its own, which ``name`` tells.
 
     A key of another reader is an error that names the readers which have it, unless its value is
@@ -34,8 +35,6 @@ class TextDataConfig(Strict):
 
     absent: ClassVar[Mapping[str, Any]] = {}
     """Keys that the hashed form always has, with what stands there for a reader without them."""
-    later: ClassVar[tuple[str, ...]] = ()
-    """Fields that the hashed form has only where they differ from their defaults."""
 
     name: str = "fictitious"
     max_length: Annotated[int, Field(ge=8)] = 512
@@ -70,10 +69,7 @@ class TextDataConfig(Strict):
 
     @model_serializer(mode="wrap")
     def _hashed_form(self, handler: Any) -> dict[str, Any]:
-        fields = type(self).model_fields
-        same = {name for name in self.later if getattr(self, name) == fields[name].default}
-        own = {name: value for name, value in handler(self).items() if name not in same}
-        return {**self.absent, **own}
+        return {**self.absent, **self._later_fields_only_if_set(handler)}
 
     @abstractmethod
     def read(self, data_root: Path | None) -> Corpus:

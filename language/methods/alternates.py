@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import NonNegative, Positive
 from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.forget_retain import ForgetRetainMethod, RetainConfig
@@ -12,8 +13,6 @@ from stable_forgetting.language.methods.refusals import DPOGdr, mismatching, ref
 
 if TYPE_CHECKING:
     from stable_forgetting.common.data.access import GuardedSource
-    from stable_forgetting.common.objectives.objectives import Objective
-    from stable_forgetting.common.objectives.terms import Term
     from stable_forgetting.language.methods.preference import RefusalPreference
 
 
@@ -41,13 +40,11 @@ class LLMU(ForgetRetainMethod):
         forget_weight: NonNegative = 0.5
         mismatch_weight: NonNegative = 1.0
 
-    def retain_term(self, task: UnlearnTask) -> Term:
+    def retain_term(self, task: UnlearnTask) -> objectives.Term:
         """KL to Original."""
-        from stable_forgetting.common.objectives.terms import divergence_from
+        return objectives.divergence_from(task.reference(), self.over)
 
-        return divergence_from(task.reference(), self.over)
-
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """All three terms."""
         from stable_forgetting.language.methods.preference import AscentAndMismatch
 
@@ -133,7 +130,7 @@ class SimDPO(ForgetRetainMethod):
         beta: Positive = 2.5
         gamma: float = 0.5
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """The preference on means, and the retain term."""
         from stable_forgetting.language.methods.preference import MeanPreference
 
@@ -162,13 +159,13 @@ class JensUn(ForgetRetainMethod):
     class Config(RetainConfig):
         average: Literal["samples", "tokens"] = "tokens"
 
-    def retain_term(self, task: UnlearnTask) -> Term:
+    def retain_term(self, task: UnlearnTask) -> objectives.Term:
         """The divergence from Original."""
         from stable_forgetting.language.methods.preference import JensenShannon
 
         return JensenShannon(task.reference(), self.over)
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both divergences."""
         from stable_forgetting.language.methods.preference import RefusalTokens
 

@@ -53,9 +53,7 @@ def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:
 def shortened(model: nn.Module, share: float) -> nn.Module:
     """The model, in place, with the first blocks alone: this share of them, one at least."""
     name, blocks = blocks_of(model)
-    parent, _, child = name.rpartition(".")
-    kept = max(1, round(share * len(blocks)))
-    setattr(model.get_submodule(parent), child, blocks[:kept])
+    model.set_submodule(name, blocks[: max(1, round(share * len(blocks)))])
     return model
 
 

@@ -11,7 +11,7 @@ from stable_forgetting.common import objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import AdaptedConfig, AdaptedMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.methods.task_vector import (
@@ -51,7 +51,7 @@ class O3(AdaptedMethod):
     info = MethodInfo(
         1,
         "O3, Gao et al. 2025 (arXiv 2407.10223)",
-        frozenset({"forget"}),
+        FORGET,
         modality="language",
         models=2,
         resumes=True,
@@ -145,7 +145,7 @@ class WHP(UnlearningMethod):
     info = MethodInfo(
         1,
         "Eldan and Russinovich 2023 (arXiv 2310.02238), as in MUSE (arXiv 2407.06460)",
-        frozenset({"forget"}),
+        FORGET,
         modality="language",
         models=2,
     )
@@ -194,7 +194,7 @@ class ULD(AdaptedMethod):
     info = MethodInfo(
         1,
         "ULD, Ji et al. 2024 (arXiv 2406.08607)",
-        frozenset({"forget", "retain"}),
+        BOTH,
         modality="language",
         models=2,
         reading=True,
@@ -249,6 +249,5 @@ class ULD(AdaptedMethod):
             objectives.Mean(objectives.divergence_from_uniform, config.average),
             retain_weight=given.retain_weight,
         )
-        loaders = task.loaders(objective.parts, config)
-        task.fit(task.model, objective, loaders, config, **self._constraints())
+        task.train(objective, config, **self._constraints())
         return LogitSubtraction(original, detach(task.model), given.a, given.filter)

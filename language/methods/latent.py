@@ -144,12 +144,11 @@ class LatentAdversarial(ForgetRetainMethod):
         from stable_forgetting.language.methods.hidden import middle_block
         from stable_forgetting.language.methods.rerouting import UnderAttack
 
-        config, terms = self.config, super().prepare(task)
-        assert isinstance(terms, objectives.ForgetRetain)
+        config = self.config
         return UnderAttack(
             task.model,
+            self.terms(task),
             only(task.model, config.layer) if config.layer else middle_block(task.model),
-            terms,
             objectives.Mean(objectives.cross_entropy, self.over),
             config.epsilon,
             config.attack_steps,

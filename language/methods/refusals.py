@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Positive
-from stable_forgetting.common.methods.base import BOTH, MethodInfo
+from stable_forgetting.common.methods import tools
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo
 from stable_forgetting.common.methods.forget_retain import (
     ForgetConfig,
     ForgetRetainMethod,
@@ -20,9 +22,6 @@ from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from stable_forgetting.common.data.access import GuardedSource
-    from stable_forgetting.common.data.batch import Source
-    from stable_forgetting.common.objectives.objectives import Objective
-    from stable_forgetting.common.objectives.terms import Term
     from stable_forgetting.language.methods.preference import RefusalPreference
 
 
@@ -97,19 +96,14 @@ class IDK(ForgetRetainMethod):
                 )
             return self
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Two terms, or one mean over both batches."""
-        from stable_forgetting.common.objectives.objectives import PooledCrossEntropy
-
         pooled = self.config.compat == self.Config.pooled
-        return PooledCrossEntropy() if pooled else super().prepare(task)
+        return objectives.PooledCrossEntropy() if pooled else super().prepare(task)
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Cross-entropy on the refusal."""
-        from stable_forgetting.common.objectives.positions import cross_entropy
-        from stable_forgetting.common.objectives.terms import Mean
-
-        return Mean(cross_entropy, self.config.average)
+        return objectives.Mean(objectives.cross_entropy, self.config.average)
 
     def loaders(self, task: UnlearnTask, parts: Sequence[str], config: FitConfig) -> Any:
         """Forget questions come with other answers."""
@@ -162,10 +156,7 @@ class DPO(ForgetRetainMethod):
     """
 
     info = MethodInfo(
-        1,
-        "Rafailov et al. 2023 (arXiv 2305.18290), as in TOFU",
-        frozenset({"forget"}),
-        modality="language",
+        1, "Rafailov et al. 2023 (arXiv 2305.18290), as in TOFU", FORGET, modality="language"
     )
 
     class Config(ForgetConfig):
@@ -180,24 +171,15 @@ class DPO(ForgetRetainMethod):
         beta: Positive = 0.1
         compat: Literal["none", "tofu", "flat", "loku"] = "none"
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """The preference loss over pairs, and the retain term where there is one."""
-        from stable_forgetting.common.methods.tools.passes import reference_likelihoods
-        from stable_forgetting.common.objectives.terms import LogLikelihoods
-
         config: Any = self.config
         other, indices = self.preferred(task), task.indices("forget")
 
-        def table(source: Source) -> LogLikelihoods | None:
+        def table(source: data.Source) -> objectives.LogLikelihoods | None:
             if config.compat in ("flat", "loku"):
                 return None
-            return reference_likelihoods(
-                task,
-                indices,
-                source=source,
-                batch_size=config.micro_batch,
-                precision=config.mixed_precision,
-            )
+            return tools.reference_likelihoods(task, indices, config, source)
 
         return self.pairs()(
             refusals=other,
@@ -259,12 +241,7 @@ class FLAT(ForgetRetainMethod):
     Source: FLAT, arXiv 2410.11143; UCSC-REAL/FLAT (dataloader.py).
     """
 
-    info = MethodInfo(
-        1,
-        "FLAT, Wang et al. 2024 (arXiv 2410.11143)",
-        frozenset({"forget"}),
-        modality="language",
-    )
+    info = MethodInfo(1, "FLAT, Wang et al. 2024 (arXiv 2410.11143)", FORGET, modality="language")
 
     class Config(ForgetConfig):
         """Settings of FLAT.
@@ -281,15 +258,14 @@ class FLAT(ForgetRetainMethod):
         compat: Literal["none", "flat"] = "none"
         padded_length: Annotated[int, Field(ge=2)] = 512
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """The divergence over pairs."""
-        from stable_forgetting.common.objectives.terms import DIVERGENCES
         from stable_forgetting.language.methods.preference import RefusalDivergence
 
         config: Any = self.config
         return RefusalDivergence(
             refusals=refusing(task, config.templates),
-            divergence=DIVERGENCES[config.divergence],
+            divergence=objectives.DIVERGENCES[config.divergence],
             diluted=config.padded_length - 1 if config.compat == "flat" else None,
             forget_weight=config.forget_weight,
         )

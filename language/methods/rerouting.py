@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stable_forgetting.common.data.batch import Batch, Forward
-from stable_forgetting.common.objectives.objectives import ForgetRetain, ObjectiveValue
+from stable_forgetting.common.methods.tools.steps import AroundTerms
+from stable_forgetting.common.objectives.objectives import ObjectiveValue
 from stable_forgetting.common.objectives.positions import (
     Average,
     average,
@@ -130,38 +131,26 @@ def shifted(module: nn.Module, shift: Tensor) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class UnderAttack:
+class UnderAttack(AroundTerms):
     """A forget term under the worst shift of a layer's hidden states, and a retain term.
 
     Attributes:
-        model: The trained model, of which ``layer`` is a module.
-        layer: Dotted module name.
+        layer: Dotted name of a module of the trained model.
         lured: What the attack lowers on the forget batch.
         epsilon: Largest norm of a position's shift.
     """
 
-    model: nn.Module
     layer: str
-    objective: ForgetRetain
     lured: Term
     epsilon: float
     steps: int
     lr: float
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Those of the objective."""
-        return self.objective.parts
-
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """The attack, then one forward of each batch."""
         with shifted(self.model.get_submodule(self.layer), self.attack(forward, batches["forget"])):
             forget = replace(self.objective, retain=None)(forward, batches)
-        batch, term = batches["retain"], self.objective.retain
-        assert term is not None
-        retain = term(forward(batch), batch)
-        logged = {**forget.parts, "retain_term": retain, "retain_loss": retain}
-        return ObjectiveValue(forget.total + self.objective.retain_weight * retain, logged)
+        return self.and_retain(forget, forward, batches)
 
     def attack(self, forward: Forward, batch: Batch) -> Tensor:
         """(N, T, H) the shift, zero where there is no token."""

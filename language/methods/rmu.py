@@ -6,16 +6,15 @@ import fnmatch
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import NonNegative, Positive
-from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.gradient import AdaptedConfig, GradientMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.objectives.objectives import Objective
 
 
 class RMU(GradientMethod):
@@ -35,7 +34,7 @@ class RMU(GradientMethod):
     (trainer/unlearn/rmu.py: c 2).
     """
 
-    info = MethodInfo(1, "RMU, Li et al. 2024 (arXiv 2403.03218)", frozenset({"forget", "retain"}))
+    info = MethodInfo(1, "RMU, Li et al. 2024 (arXiv 2403.03218)", BOTH)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "openunlearning": {"compat": "openunlearning", "coefficient": "absolute", "c": 2.0},
         "wmdp": {"coefficient": "absolute", "c": 6.5, "positions": "all", "retain_weight": 1200.0},
@@ -71,7 +70,7 @@ class RMU(GradientMethod):
         positions: Literal["scored", "all"] = "scored"
         compat: Literal["none", "openunlearning"] = "none"
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both distances, at one layer of the model and of a frozen copy."""
         from stable_forgetting.language.methods.hidden import (
             Positions,
@@ -117,10 +116,7 @@ class AdaptiveRMU(RMU):
     """
 
     info = MethodInfo(
-        1,
-        "Adaptive RMU, Dang et al. 2024 (arXiv 2408.06223)",
-        frozenset({"forget", "retain"}),
-        modality="language",
+        1, "Adaptive RMU, Dang et al. 2024 (arXiv 2408.06223)", BOTH, modality="language"
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "published": {"positions": "all", "retain_weight": 1200.0},

@@ -31,8 +31,8 @@ from stable_forgetting.common.methods.tools.objectives import (
     learn_noise,
 )
 from stable_forgetting.common.methods.tools.passes import (
-    batch_fisher,
     class_pass,
+    mean_gradients,
     one_pass,
     summed_gradients,
 )
@@ -557,8 +557,10 @@ def test_ssd_dampens_by_the_ratio_of_importances(make, trained, two_classes, par
     """A batch of one class has the larger mean gradient."""
     method, task = make("ssd", params, split=two_classes)
     parts = ("forget", "retain")
-    forget = batch_fisher(task, "forget", batch_size=8)
-    mixed, grouped = (batch_fisher(task, *parts, batch_size=8, by_class=k) for k in (False, True))
+    forget = mean_gradients(task, "forget", batch_size=8, power=2)
+    mixed, grouped = (
+        mean_gradients(task, *parts, batch_size=8, by_class=k, power=2) for k in (False, True)
+    )
     totals = [sum(float(value.sum()) for value in all_.values()) for all_ in (mixed, grouped)]
     everything = grouped if "order" in params else mixed
     state, dampened = method.unlearn(task).state_dict(), 0

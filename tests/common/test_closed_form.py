@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_sums_of_low_precision_gradients_are_float32(tiny, task_of, name):
         return model(batch.inputs["x"].bfloat16())
 
     task = task_of(name, tiny.net(1).bfloat16(), family=tiny.family(forward=forward))
-    gradients = SampleGradients(task.model, forward)
+    gradients = SampleGradients(SimpleNamespace(model=task.model, forward=forward))
     one = gradients.mean(task.source, np.zeros(1, int), 1)
     many = gradients.mean(task.source, np.zeros(600, int), 1)
     assert many.dtype == torch.float32
@@ -76,7 +77,7 @@ def test_sums_of_low_precision_gradients_are_float32(tiny, task_of, name):
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 def test_single_gradients_are_those_of_one_backward_each(tiny, task_of, chunk):
     task = task_of("influence")
-    gradients = SampleGradients(task.model, tiny.forward, ("blocks.1.*", "head.bias"), chunk=chunk)
+    gradients = SampleGradients(task, ("blocks.1.*", "head.bias"), chunk=chunk)
     batch = everything(task, "forget")
     found = torch.cat(list(gradients.losses(batch)))
     chosen = list(gradients.parameters.values())
@@ -91,7 +92,7 @@ def test_single_gradients_are_those_of_one_backward_each(tiny, task_of, chunk):
 
 def test_jacobians_hold_the_logits_that_were_asked_for(tiny, task_of):
     task = task_of("fast_ntk")
-    gradients = SampleGradients(task.model, tiny.forward, ("head.*",), chunk=4)
+    gradients = SampleGradients(task, ("head.*",), chunk=4)
     batch = everything(task, "forget")
     wanted = torch.tensor([[2, 0]]).expand(len(batch), 2)
     found = torch.cat(list(gradients.jacobians(batch, wanted)))
@@ -102,14 +103,14 @@ def test_jacobians_hold_the_logits_that_were_asked_for(tiny, task_of):
 
 def test_a_pattern_without_parameters_is_refused(tiny, task_of):
     with pytest.raises(ConfigError, match="none of this model matches"):
-        SampleGradients(tiny.net(), tiny.forward, ("blocks.9.*",))
+        SampleGradients(SimpleNamespace(model=tiny.net(), forward=tiny.forward), ("blocks.9.*",))
     method = FastNTK(FastNTK.Config(parameters=("nothing",)))
     with pytest.raises(ConfigError, match="matches nothing"):
         method.unlearn(task_of("fast_ntk"))
 
 
 def test_a_step_that_is_not_finite_diverges(tiny):
-    gradients = SampleGradients(tiny.net(), tiny.forward)
+    gradients = SampleGradients(SimpleNamespace(model=tiny.net(), forward=tiny.forward))
     with pytest.raises(Diverged):
         gradients.write(gradients.flat() * float("nan"))
 
@@ -236,7 +237,7 @@ def test_influence_takes_the_retain_gradient_from_retain_data(tiny, task_of):
     task = task_of("influence")
     config = METHODS["influence"].Config(alpha=2.0, samples=5, damping=0.5, batch_size=7)
     method = METHODS["influence"](config)
-    gradients = SampleGradients(task.model, tiny.forward)
+    gradients = SampleGradients(task)
     means = {}
     for part in ("forget", "retain"):
         batch = everything(task, part)
@@ -253,7 +254,7 @@ def test_influence_takes_the_retain_gradient_from_retain_data(tiny, task_of):
 
 def test_a_mean_gradient_counts_frozen_parameters_and_leaves_them_frozen(task_of):
     task = task_of("influence")
-    gradients = SampleGradients(task.model, task.forward)
+    gradients = SampleGradients(task)
     wanted = gradients.mean(task.source, task.indices("forget"), 16)
     frozen = next(task.model.parameters())
     frozen.requires_grad_(False)
@@ -301,7 +302,7 @@ def test_fisher_noise_has_the_variance_that_it_claims(tiny, task_of, kind, prese
             weight = p[label] if kind == "expected" else 1.0
             for name, g in zip(names, torch.autograd.grad(loss, model.parameters()), strict=True):
                 fisher[name] += weight * g.square() / len(batch)
-    gradients = SampleGradients(model, tiny.forward)
+    gradients = SampleGradients(SimpleNamespace(model=model, forward=tiny.forward))
     found = method._diagonal(task, gradients)
     wanted = torch.cat([value.flatten() for value in fisher.values()])
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)

@@ -61,15 +61,15 @@ def factors_of(model):
 
 
 def test_delora_merges_what_its_formula_says(delora, monkeypatch):
-    from stable_forgetting.common.bounded import peft as module
+    from stable_forgetting.common.bounded import attach as module
 
-    seen, merge = {}, module.merge_peft
+    seen, merge = {}, module.detach
 
     def noting(model):
         seen.update(factors_of(model))
         return merge(model)
 
-    monkeypatch.setattr(module, "merge_peft", noting)
+    monkeypatch.setattr(module, "detach", noting)
     original, model, task = delora()
     deltas = moved(original, model)
     assert deltas.keys() == seen.keys() and len(deltas) == 4

@@ -224,10 +224,10 @@ def test_base_minus_start_plus_adapter_is_the_published_parametrisation():
 def test_the_start_is_the_optimum_for_the_fishers_of_its_batches():
     config = FilaConfig(batch_size=8)
     model, task, _ = started(config, ADAPTERS["lora"])
-    fishers = {}
+    fishers, read = {}, {"batch_size": 8, "augment": False, "stream": "fila"}
     for part in ("forget", "retain"):
-        loader = fila._loader(task, part, config)
-        count = fila._loader(task, "forget", config).batches_per_epoch
+        loader = task.loader(part, **read)
+        count = task.loader("forget", **read).batches_per_epoch
         batches = [loader.next() for _ in range(count)]
         names = [f"{name}.weight" for name, _ in adapted_layers(model)]
         fishers[part] = fila.fisher_information(

@@ -116,7 +116,8 @@ def test_round_trip(tmp_path):
 
 
 def test_delora_takes_linear_layers_only():
-    task = SimpleNamespace(model=bottleneck(), family=SimpleNamespace(targets={}))
+    family = SimpleNamespace(targets={})
+    task = SimpleNamespace(model=bottleneck(), family=family, generator=lambda name: stream())
     config = GDDelora.Config(targets=["0", "2"])
     with pytest.raises(ConfigError, match="'0' is a 1x1 convolution"):
         attach_delora(task, config)

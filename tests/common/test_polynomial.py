@@ -15,6 +15,7 @@ from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded import polynomial
 from stable_forgetting.common.bounded.attach import attach, detach
+from stable_forgetting.common.bounded.eager import Update
 from stable_forgetting.common.bounded.layer import BoundedLinear, reuse_weights
 from stable_forgetting.common.bounded.phi import PHIS
 from stable_forgetting.common.bounded.polynomial import (
@@ -158,8 +159,9 @@ def test_auto_takes_the_cheaper_path(rank, k, d, taken):
     A, Bt = torch.zeros(k, rank), torch.zeros(rank, d)
     A[0], Bt[:, 0] = 0.9, 1 / rank
     bound = layer_at(0.1).bound._replace(frequency=1.0)
-    assert (polynomial.choose(bound, A, Bt, None, by_cost=True) is not None) == taken
-    assert polynomial.choose(bound, A, Bt, None, by_cost=False) is not None
+    update = Update(A, Bt, bound)
+    assert (polynomial.choose(update, by_cost=True) is not None) == taken
+    assert polynomial.choose(update, by_cost=False) is not None
 
 
 def test_a_phi_without_a_polynomial_is_refused_or_exact():

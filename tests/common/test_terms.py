@@ -13,6 +13,7 @@ from stable_forgetting.common.methods.tools.passes import reference_likelihoods
 from stable_forgetting.common.objectives import positions as losses
 from stable_forgetting.common.objectives import terms
 from stable_forgetting.common.objectives.objectives import ForgetRetain
+from stable_forgetting.common.train.config import FitConfig
 
 LABELS = torch.tensor([[1, 2, IGNORE], [0, 4, 3]])
 
@@ -130,8 +131,9 @@ def test_reference_pass_sees_eval_mode_and_leaves_no_trace(tiny):
     before = tiny.snapshot(model)
     stream = torch.get_rng_state()
     indices = task.indices("forget")
-    found = reference_likelihoods(task, indices, batch_size=5)
-    again = reference_likelihoods(task, indices, batch_size=3)
+    found, again = (
+        reference_likelihoods(task, indices, FitConfig(steps=1, batch_size=n)) for n in (5, 3)
+    )
     assert all(module.training for module in model.modules())
     assert tiny.same(model, before) and torch.equal(torch.get_rng_state(), stream)
     torch.testing.assert_close(found.values, again.values)

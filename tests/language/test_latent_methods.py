@@ -149,7 +149,7 @@ def attacked(model, steps=16, epsilon=0.5):
         pushed_away("unlikelihood", "tokens"), Mean(cross_entropy, "tokens"), 2.0, 4.0
     )
     lured = Mean(cross_entropy, "tokens")
-    return UnderAttack(model, "h.1", terms, lured, epsilon, steps, 0.05)
+    return UnderAttack(model, terms, "h.1", lured, epsilon, steps, 0.05)
 
 
 def mean_loss(model, batch):

@@ -142,16 +142,14 @@ def test_reweighted_targets_and_the_inverted_hinge_are_the_published_ones(case, 
 def test_dpo_is_the_published_one(method, monkeypatch):
     """The frozen model's likelihoods, which a pass over the data would give, are of its logits."""
 
-    def likelihoods(task, indices, *, source, **_):
+    def likelihoods(task, indices, config, source):
         batch = source.batch("refusal" if source.refused else "forget")
         logs = nn.functional.log_softmax(reference(batch), -1)
         held = batch.labels != -100
         chosen = logs.gather(-1, batch.labels.clamp_min(0)[..., None])[..., 0] * held
         return LogLikelihoods(torch.arange(MADE.ROWS), chosen.sum(1))
 
-    monkeypatch.setattr(
-        "stable_forgetting.common.methods.tools.passes.reference_likelihoods", likelihoods
-    )
+    monkeypatch.setattr("stable_forgetting.common.methods.tools.reference_likelihoods", likelihoods)
     check("openunlearning dpo", method, {"beta": 0.1, **(ALONE if "gdr" in method else {})})
     with pytest.raises(AssertionError):
         check("openunlearning dpo", method, {"beta": 0.1, "compat": "tofu"})
@@ -263,7 +261,7 @@ def test_a_task_vector_goes_as_far_as_published():
         model.w.data.copy_(MADE.logits(0.9))
 
     cls = METHODS["task_vector"]
-    task = SimpleNamespace(model=model, fit=tuned, loaders=lambda *_: {})
+    task = SimpleNamespace(model=model, train=tuned)
     moved = cls(cls.Config()).unlearn(task).w.detach().flatten()
     wanted = torch.tensor(PEER["muse_bench task_vector"]["weights"], dtype=torch.float64)
     torch.testing.assert_close(moved, wanted, rtol=1e-9, atol=1e-10)
@@ -286,7 +284,7 @@ def test_of_several_strengths_the_first_that_forgets_is_taken(limit, taken):
     cls = METHODS["task_vector"]
     config = cls.Config(a=(1, 2, 4, 8), stop_below={"forget_accuracy": limit})
     telemetry = SimpleNamespace(evaluate_during=measure)
-    task = SimpleNamespace(model=model, fit=tuned, loaders=lambda *_: {}, telemetry=telemetry)
+    task = SimpleNamespace(model=model, train=tuned, telemetry=telemetry)
     assert cls(config).unlearn(task).w.detach().tolist() == [-taken] * 3
     assert asked == list(range(1, [1.0, 2.0, 4.0, 8.0].index(taken) + 2))
     task.telemetry = None

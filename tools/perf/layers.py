@@ -54,8 +54,7 @@ def with_layers(model: nn.Module, kind: Callable[[Any], nn.Module]) -> nn.Module
     """A copy of the model with layers of ``kind`` in the place of ours."""
     copied = copy.deepcopy(model)
     for name, layer in list(adapted_layers(copied)):
-        parent, _, child = name.rpartition(".")
-        setattr(copied.get_submodule(parent), child, kind(layer))
+        copied.set_submodule(name, kind(layer))
     return copied
 
 

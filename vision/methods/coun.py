@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict, validate
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod, resolve_config
+from stable_forgetting.common.methods.base import (
+    BOTH,
+    RETAIN,
+    MethodInfo,
+    UnlearningMethod,
+    resolve_config,
+)
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from stable_forgetting.common.data.loader import Loader
-    from stable_forgetting.common.objectives.objectives import Objective
     from stable_forgetting.common.train.protocols import FitResult
 
 
@@ -54,7 +59,7 @@ class CoUn(UnlearningMethod):
     0.1, 0.2, 0.5}.  The views must differ: equal ones raise.
     """
 
-    info = MethodInfo(2, "CoUn, 2025 (arXiv 2509.16391)", frozenset({"retain"}), modality="vision")
+    info = MethodInfo(2, "CoUn, 2025 (arXiv 2509.16391)", RETAIN, modality="vision")
 
     class Config(ContrastConfig, FitConfig):
         """Settings of CoUn: those of the contrastive term, and of a training."""
@@ -83,7 +88,7 @@ class WithContrast(UnlearningMethod):
     info = MethodInfo(
         1,
         "CoUn, 2025 (arXiv 2509.16391)",
-        frozenset({"forget", "retain", "initial", "validation", "validation_forget"}),
+        BOTH | {"initial", "validation", "validation_forget"},
         modality="vision",
     )
     quick: ClassVar[Mapping[str, Any]] = {"params": {"steps": 4}}
@@ -133,8 +138,8 @@ class WithContrast(UnlearningMethod):
         """Runs the base on a task whose every fit has the term added."""
         config: Any = self.config
         base = METHODS[config.base]
-        data = task.data.narrowed(self.access_of(config))
-        inner = Contrasting.around(task, config, data=data)
+        narrowed = task.data.narrowed(self.access_of(config))
+        inner = Contrasting.around(task, config, data=narrowed)
         return base(validate(base.Config, config.resolved, config.base)).unlearn(inner)
 
 
@@ -157,18 +162,17 @@ class Contrasting(UnlearnTask):
     def fit(
         self,
         model: nn.Module,
-        objective: Objective | None,
-        loaders: Mapping[str, Loader],
+        objective: objectives.Objective | None,
+        loaders: Mapping[str, data.Loader],
         config: FitConfig,
         **options: Any,
     ) -> FitResult:
         """Fits with the term added; epochs count passes over the first given loader, if any."""
-        from stable_forgetting.common.data.loader import Loader
         from stable_forgetting.vision.data.augment import TwoViews
         from stable_forgetting.vision.methods.contrast import VIEWS, Contrasted, HeadInputs
 
         contrast, features = self.contrast, HeadInputs()
-        views = Loader(
+        views = data.Loader(
             TwoViews(
                 self.source,
                 shift=contrast.shift,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import NonNegative, Positive
 from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.gradient import GradientMethod, ShortConfig
@@ -11,8 +12,6 @@ from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.objectives.objectives import Objective
 
 
 class DUCK(GradientMethod):
@@ -45,7 +44,7 @@ class DUCK(GradientMethod):
         retain_weight: NonNegative = 1.4
         temperature: Positive = 2.0
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """The centres, and where each forget image goes."""
         from stable_forgetting.vision.methods.centres import Centres
 

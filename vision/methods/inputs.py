@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
-from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, FORGET, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import AdaptedMethod, GradientMethod, ShortConfig
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig, Optimizer
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.objectives.objectives import Objective
 
 
 class AMUN(GradientMethod):
@@ -49,7 +48,7 @@ class AMUN(GradientMethod):
         attack_steps: Count = 5
         retain_weight: NonNegative = 1.0
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Cross-entropy on the adversarial examples and on retain."""
         from stable_forgetting.vision.methods.adversarial import Adversarial
 
@@ -72,9 +71,7 @@ class MUMis(UnlearningMethod):
     Source: Cheng et al. 2024 (arXiv 2402.15109); Harry24k/machine-unlearning-pytorch (mumis.py).
     """
 
-    info = MethodInfo(
-        1, "MU-Mis, Cheng et al. 2024 (arXiv 2402.15109)", frozenset({"forget"}), modality="vision"
-    )
+    info = MethodInfo(1, "MU-Mis, Cheng et al. 2024 (arXiv 2402.15109)", FORGET, modality="vision")
 
     class Config(FitConfig):
         """Settings of MU-Mis.
@@ -92,9 +89,7 @@ class MUMis(UnlearningMethod):
         """Trains on the difference of the two sensitivities."""
         from stable_forgetting.vision.methods.adversarial import Sensitivity
 
-        engine = FitConfig.of(self.config)
-        objective = Sensitivity(self.config.other_weight)
-        task.fit(task.model, objective, task.loaders(["forget"], engine), engine)
+        task.train(Sensitivity(self.config.other_weight), FitConfig.of(self.config))
         return task.model
 
 
@@ -109,9 +104,7 @@ class JiT(GradientMethod):
     (src/lipschitz.py).
     """
 
-    info = MethodInfo(
-        1, "JiT, Foster et al. 2024 (arXiv 2402.01401)", frozenset({"forget"}), modality="vision"
-    )
+    info = MethodInfo(1, "JiT, Foster et al. 2024 (arXiv 2402.01401)", FORGET, modality="vision")
 
     class Config(ShortConfig):
         """Settings of JiT.
@@ -131,7 +124,7 @@ class JiT(GradientMethod):
         samples: Count = 25
         noise: Positive = 0.5
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """The slope."""
         from stable_forgetting.vision.methods.adversarial import Smoothness
 
@@ -169,8 +162,6 @@ class NatMU(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Ranks the classes, blends, trains."""
-        from stable_forgetting.common.data.loader import Loader
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
         from stable_forgetting.vision.methods.blends import Blends
 
         config: Any = self.config
@@ -178,7 +169,7 @@ class NatMU(AdaptedMethod):
         self._attach(task)
         indices = np.concatenate([task.indices("retain"), -1 - np.arange(len(blends))])
         stream = task.generator("batches", "mixed")
-        loaders = {"mixed": Loader(blends, indices, config.micro_batch, stream)}
-        engine = config.engine()
-        task.fit(task.model, CrossEntropy("mixed"), loaders, engine, **self._constraints())
+        loaders = {"mixed": data.Loader(blends, indices, config.micro_batch, stream)}
+        objective, engine = objectives.CrossEntropy("mixed"), config.engine()
+        task.fit(task.model, objective, loaders, engine, **self._constraints())
         return task.model

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
@@ -35,12 +36,7 @@ class LetheViT(UnlearningMethod):
     suites ``lethevit-mask-*`` have 64 patches, of which 4 are masked.
     """
 
-    info = MethodInfo(
-        2,
-        "LetheViT, 2025 (arXiv 2508.01569)",
-        frozenset({"forget", "retain"}),
-        modality="vision",
-    )
+    info = MethodInfo(2, "LetheViT, 2025 (arXiv 2508.01569)", BOTH, modality="vision")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "phase_1": {"phases": "first"},
         "random_mask": {"mask": "random"},
@@ -73,7 +69,6 @@ class LetheViT(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Contrast on forget, then repair on retain."""
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
         from stable_forgetting.vision.methods.transformer import MaskedContrast
 
         config: Any = self.config
@@ -82,10 +77,9 @@ class LetheViT(UnlearningMethod):
         )
         contrast = MaskedContrast(task, config)
         both = config.phases == "both"
-        task.fit(task.model, contrast, task.loaders(["forget"], first), first, more=both)
+        task.train(contrast, first, more=both)
         if both:
-            second = FitConfig.of(config)
-            task.fit(task.model, CrossEntropy("retain"), task.loaders(["retain"], second), second)
+            task.train(objectives.CrossEntropy("retain"), FitConfig.of(config))
         return task.model
 
 
@@ -106,7 +100,7 @@ class Novo(UnlearningMethod):
     info = MethodInfo(
         1,
         "NOVO, 2025 (arXiv 2507.03281)",
-        frozenset({"forget", "retain", "initial"}),
+        BOTH | {"initial"},
         scenarios=frozenset({"class"}),
         modality="vision",
         reading=True,
@@ -127,20 +121,18 @@ class Novo(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the ready model, deletes keys, folds the rest into the weights."""
-        from stable_forgetting.common.data.batch import forgotten_classes
-        from stable_forgetting.common.data.loader import Loader
         from stable_forgetting.vision.methods.transformer import KeyedViT, ProxyForgetting
 
         config: Any = self.config
         forget, retain = task.indices("forget"), task.indices("retain")
-        gone = forgotten_classes(task.source, forget, retain)
+        gone = data.forgotten_classes(task.source, forget, retain)
         if not gone:
             raise ConfigError("novo forgets whole classes only; remove the row")
         keyed = KeyedViT(task.fresh_model(), task.family.num_classes)
         keyed.draw(config.key_std, task.generator("keys"))
         everything = task.indices("forget", "retain")
         stream = task.generator("train")
-        loader = Loader(task.source, everything, task.recipe.micro_batch, stream)
+        loader = data.Loader(task.source, everything, task.recipe.micro_batch, stream)
         objective = ProxyForgetting(keyed, beta=config.beta, hide=config.hide)
         task.fit(keyed, objective, {"train": loader}, task.recipe)
         task.model.load_state_dict(keyed.folded(gone))

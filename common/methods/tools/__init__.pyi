@@ -18,7 +18,6 @@ from .objectives import ToNeighbours as ToNeighbours
 from .objectives import ToOneClass as ToOneClass
 from .objectives import TwoTeachers as TwoTeachers
 from .objectives import learn_noise as learn_noise
-from .passes import batch_fisher as batch_fisher
 from .passes import labels_of as labels_of
 from .passes import mean_gradients as mean_gradients
 from .passes import one_pass as one_pass

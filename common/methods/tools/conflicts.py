@@ -6,18 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stable_forgetting.common.data.batch import IGNORE, Batch, Forward
 from stable_forgetting.common.methods.tools.steps import (
     TINY,
+    AroundTerms,
     gradients,
     inner,
     off,
     trained,
     with_gradient,
 )
-from stable_forgetting.common.objectives.objectives import ForgetRetain, ObjectiveValue
+from stable_forgetting.common.objectives.objectives import ObjectiveValue
 from stable_forgetting.common.objectives.positions import cross_entropy, sample_cross_entropy, wide
 
 Vector = list[Tensor]
@@ -39,17 +40,8 @@ def to_random_labels(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits, torch.where(labels == IGNORE, IGNORE, drawn))
 
 
-@dataclass(frozen=True)
-class TwoGradients:
+class TwoGradients(AroundTerms):
     """w_f u + w_r k, the gradients of a forget and of a retain term after some change."""
-
-    model: nn.Module
-    objective: ForgetRetain
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Those of the objective."""
-        return self.objective.parts
 
     def added(self, forget: Tensor, retain: Tensor, ours: Vector, kept: Vector) -> Tensor:
         """A scalar of the terms' weighted sum, with the weighted sum of the gradients."""

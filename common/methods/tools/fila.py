@@ -27,7 +27,6 @@ from stable_forgetting.common.bounded.config import FilaConfig
 from stable_forgetting.common.bounded.layer import adapted_layers
 from stable_forgetting.common.bounded.quantised import QuantisedBoundedLinear
 from stable_forgetting.common.data.batch import IGNORE, Batch
-from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.objectives.positions import average, cross_entropy, wide
 from stable_forgetting.common.train.protocols import ModelForward
@@ -174,7 +173,10 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
                 "drop fila"
             )
     names = [f"{name}.weight" for name in layers]
-    pair = {part: _loader(task, part, config) for part in ("forget", "retain")}
+    pair = {
+        part: task.loader(part, batch_size=config.batch_size, augment=False, stream="fila")
+        for part in ("forget", "retain")
+    }
     fishers = {}
     for part, loader in pair.items():
         batches = [loader.next() for _ in range(pair["forget"].batches_per_epoch)]
@@ -203,16 +205,6 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
         task.telemetry.tracker.scalars(0, {f"fila/{key}": value for key, value in facts.items()})
     logger.info("FILA: %s", ", ".join(f"{key} {value:.3g}" for key, value in facts.items()))
     return facts
-
-
-def _loader(task: UnlearnTask, part: str, config: FilaConfig) -> Loader:
-    return Loader(
-        task.source,
-        task.indices(part),
-        config.batch_size,
-        task.generator("fila", part),
-        augment=False,
-    )
 
 
 def _quantiles(fisher: Fisher, names: Sequence[str], eps: float) -> dict[str, float]:

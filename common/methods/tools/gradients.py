@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stable_forgetting.common.base.errors import ConfigError, Diverged
 from stable_forgetting.common.data.batch import Batch, Source, ordered_batches
+from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.objectives.positions import sample_cross_entropy, wide
 from stable_forgetting.common.train.protocols import ModelForward
 
@@ -44,8 +45,7 @@ class SampleGradients:
     Vectors are float32 or wider: in bfloat16 a sum stops growing after some hundred samples.
 
     Args:
-        model: Put into eval mode; its parameters are read at the time of each call.
-        forward: (model, batch) -> logits.
+        task: Its model is put into eval mode; parameters are read at the time of each call.
         patterns: Glob patterns of parameter names; P is the number of entries that match.
         chunk: Samples per vectorised call.
 
@@ -53,23 +53,16 @@ class SampleGradients:
         ConfigError: No parameter matches.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        forward: ModelForward,
-        patterns: Sequence[str] = ("*",),
-        *,
-        chunk: int = 16,
-    ):
-        self.model, self.forward, self.chunk = model.eval(), forward, chunk
+    def __init__(self, task: UnlearnTask, patterns: Sequence[str] = ("*",), *, chunk: int = 16):
+        self.model, self.forward, self.chunk = task.model.eval(), task.forward, chunk
         self.parameters = {
             name: parameter
-            for name, parameter in model.named_parameters()
+            for name, parameter in self.model.named_parameters()
             if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
         }
         if not self.parameters:
             raise ConfigError(f"parameters: none of this model matches {', '.join(patterns)}")
-        self._call = _OfOneSample(model, forward)
+        self._call = _OfOneSample(self.model, self.forward)
 
     def flat(self) -> Tensor:
         """(P,) the parameters themselves."""

@@ -14,6 +14,7 @@ from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.objectives import positions
 from stable_forgetting.common.objectives.positions import sample_cross_entropy
 from stable_forgetting.common.objectives.terms import LogLikelihoods, Term
+from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.telemetry import evaluating
 
 EVALUATION_BATCH = 256
@@ -87,7 +88,10 @@ def mean_gradients(
     power: float | None = None,
     loss: Term = mean_cross_entropy,
 ) -> dict[str, Tensor]:
-    """The mean over batches of what :func:`summed_gradients` adds up."""
+    """The mean over batches of what :func:`summed_gradients` adds up.
+
+    With ``power=2`` not the Fisher diagonal of single samples: it matters which share a batch.
+    """
     samples = len(task.indices(*parts))
     batches = math.ceil(samples / min(batch_size, samples))
     if by_class:
@@ -96,16 +100,6 @@ def mean_gradients(
         read = one_pass(task, *parts, batch_size=batch_size)
     sums = summed_gradients(task, read, power=power, loss=loss)
     return {name: total / batches for name, total in sums.items()}
-
-
-def batch_fisher(
-    task: UnlearnTask, *parts: str, batch_size: int, by_class: bool = False
-) -> dict[str, Tensor]:
-    """Mean over batches of (gradient of the batch's mean cross-entropy)^2, in eval mode.
-
-    Not the Fisher diagonal of single samples: it matters which of them share a batch.
-    """
-    return mean_gradients(task, *parts, batch_size=batch_size, by_class=by_class, power=2)
 
 
 @torch.no_grad()
@@ -130,20 +124,15 @@ def labels_of(task: UnlearnTask, *parts: str) -> Tensor:
 
 @torch.no_grad()
 def reference_likelihoods(
-    task: UnlearnTask,
-    indices: np.ndarray,
-    *,
-    source: Source | None = None,
-    batch_size: int = 32,
-    precision: str = "no",
+    task: UnlearnTask, indices: np.ndarray, config: FitConfig, source: Source | None = None
 ) -> LogLikelihoods:
     """One pass of the model as it is now, in eval mode, without augmentation.
 
     Cheaper than a frozen copy: no second model, and no second forward per step.
     """
     likelihoods = []
-    with evaluating(task.model), autocast(task.model, precision):
-        for batch in ordered_batches(source or task.source, indices, batch_size):
+    with evaluating(task.model), autocast(task.model, config.mixed_precision):
+        for batch in ordered_batches(source or task.source, indices, config.micro_batch):
             likelihoods.append(
                 positions.log_likelihood(task.forward(task.model, batch), batch.labels)
             )

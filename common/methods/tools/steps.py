@@ -19,14 +19,14 @@ from stable_forgetting.common.objectives.positions import (
     sample_cross_entropy,
     wide,
 )
-from stable_forgetting.common.train.telemetry import looked_at
+from stable_forgetting.common.train.telemetry import LOOKED_AT
 
 TINY = 1e-12
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that are trained, without those that a probe only looks at."""
-    return [p for p in model.parameters() if p.requires_grad and not looked_at(p)]
+    return [p for p in model.parameters() if p.requires_grad and id(p) not in LOOKED_AT]
 
 
 def gradients(
@@ -75,18 +75,34 @@ def with_gradient(
 
 
 @dataclass(frozen=True)
-class Sharpness:
-    """The forget term at the worst weights within ``rho``, the retain term at the weights."""
+class AroundTerms:
+    """What takes the gradients of two terms in a way of its own."""
 
-    moves_weights: ClassVar[bool] = True
     model: nn.Module
     objective: ForgetRetain
-    rho: float
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Those of the objective."""
         return self.objective.parts
+
+    def and_retain(
+        self, forget: ObjectiveValue, forward: Forward, batches: Mapping[str, Batch]
+    ) -> ObjectiveValue:
+        """The value of the forget term, and the retain term in a forward of its own."""
+        batch, term = batches["retain"], self.objective.retain
+        assert term is not None
+        retain = term(forward(batch), batch)
+        logged = {**forget.parts, "retain_term": retain, "retain_loss": retain}
+        return ObjectiveValue(forget.total + self.objective.retain_weight * retain, logged)
+
+
+@dataclass(frozen=True)
+class Sharpness(AroundTerms):
+    """The forget term at the worst weights within ``rho``, the retain term at the weights."""
+
+    moves_weights: ClassVar[bool] = True
+    rho: float
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Two forwards of the forget batch, one of the retain batch."""
@@ -96,11 +112,7 @@ class Sharpness:
             worst = forget(forward, batches)
             gradient = gradients(worst.total, parameters)
         total = with_gradient(worst.total, parameters, gradient)
-        batch, term = batches["retain"], self.objective.retain
-        assert term is not None
-        retain = term(forward(batch), batch)
-        logged = {**worst.parts, "retain_term": retain, "retain_loss": retain}
-        return ObjectiveValue(total + self.objective.retain_weight * retain, logged)
+        return self.and_retain(ObjectiveValue(total, worst.parts), forward, batches)
 
 
 @dataclass(frozen=True)

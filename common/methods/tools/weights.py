@@ -230,6 +230,4 @@ def _replace(model: nn.Module, name: str, weight: Tensor, bias: Tensor | None) -
     layer.weight = nn.Parameter(weight)
     if bias is not None:
         layer.bias = nn.Parameter(bias)
-    parent, _, child = name.rpartition(".")
-    module = model.get_submodule(parent)
-    setattr(module, child, layer.train(module.training))
+    model.set_submodule(name, layer.train(model.get_submodule(name).training))
