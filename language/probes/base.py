@@ -68,8 +68,10 @@ class ProbedModel:
         return context_of(self.model)
 
     def ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids; with the special ones that the tokenizer puts around a text where wanted."""
-        encoded = self.source.tokenizer(text, add_special_tokens=special, verbose=False)
+        """Token ids; behind the tokenizer's start token where wanted."""
+        if special:
+            return self.source.encoder.text(text)
+        encoded = self.source.tokenizer(text, add_special_tokens=False, verbose=False)
         return list(encoded["input_ids"])
 
     def ask(self, requests: Sequence[Request]) -> Replies:
