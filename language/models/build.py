@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,25 @@ def _load(config: CausalModelConfig, name: str) -> Any:
             f"model {name}: its safetensors lack {min(report['missing_keys'])} and"
             f" {len(report['missing_keys']) - 1} other(s); give weights that fit its config.json"
         )
+    _tell_of_spare(model, name, report["unexpected_keys"])
     return model
+
+
+def _tell_of_spare(model: Any, name: str, spare: Collection[str]) -> None:
+    """Warns of stored weights that are not read, as where a config has fewer blocks.
+
+    Buffers that a model makes anew, such as causal masks, are stored in old checkpoints.
+    """
+    anew = {key for key, _ in model.named_buffers()}
+    unread = [key for key in sorted(spare) if key not in anew and not key.endswith("masked_bias")]
+    if unread:
+        logger.warning(
+            "model %s: its safetensors hold %s and %d other(s) that its config.json has no place"
+            " for: they are left out",
+            name,
+            unread[0],
+            len(unread) - 1,
+        )
 
 
 def quantisation(config: CausalModelConfig) -> Any:
