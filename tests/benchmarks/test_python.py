@@ -98,6 +98,20 @@ def test_images_in_memory_give_the_weights_of_the_command(pictures, form):
     assert result.statement["verdict"] == written["verdict"] and "output" not in result.statement
 
 
+@pytest.mark.parametrize("arguments", [{"num_heads": 12}, {"act_layer": "relu"}, {}])
+def test_a_config_is_written_where_it_builds_the_same_classifier(arguments, tmp_path):
+    """Weights do not tell these arguments: timm's defaults would give other logits."""
+    small = {"img_size": 32, "depth": 1, "num_classes": 3, **arguments}
+    net = timm.create_model("vit_tiny_patch16_224", **small).eval()
+    data = TensorDataset(torch.randn(12, 3, 32, 32), torch.arange(12) % 3)
+    parts = Subset(data, range(3)), Subset(data, range(3, 12))
+    made = forget(net, *parts, "gd", params={"steps": 1}, anyway=True).save(tmp_path / "net")
+    assert (made / "config.json").is_file() == (not arguments)
+    if not arguments:
+        again = images.fresh(made)
+        assert again.blocks[0].attn.num_heads == 3 and len(again.blocks) == 1
+
+
 def test_a_result_shows_itself_and_is_saved_like_the_commands(pictures, tmp_path):
     root, model = pictures
     result = forget(model, pairs(root / "forget"), pairs(root / "retain"), **IMAGE, anyway=True)
