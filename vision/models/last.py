@@ -9,7 +9,6 @@ from torch import nn
 
 from stable_forgetting.common.measure.ceiling import LastLayers
 
-
 BETWEEN = ("attn_pool", "head_dist", "aux_head")
 """What some transformers of timm have between norm and head, or add to its logits."""
 
