@@ -202,6 +202,15 @@ def test_a_model_that_gives_no_logits_in_training_is_refused_in_one_line():
         forget(WithAuxiliaryHead(1, 2), *given, params={"steps": 1}, anyway=True)
 
 
+def test_a_last_batch_of_one_image_is_told_to_a_batch_norm_in_one_line():
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    data = TensorDataset(torch.randn(13, 1, 2, 2), torch.arange(13) % 3)
+    parts = Subset(data, range(4)), Subset(data, range(4, 13))
+    with pytest.raises(ConfigError, match="batch of one image; choose a batch_size"):
+        forget(net, *parts, "finetune", params={"batch_size": 4}, anyway=True)
+    assert forget(net, *parts, "finetune", params={"batch_size": 5}, anyway=True).status == "ok"
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
