@@ -23,6 +23,7 @@ from stable_forgetting.language.data.tokenizers import (
     tokenizer_digest,
     train_tokenizer,
 )
+from stable_forgetting.language.measure.scoring import TofuEvaluation, masked_id
 from tests.local import LOCAL
 
 ITEMS = (
@@ -219,11 +220,17 @@ def test_a_tokenizer_that_ends_every_text_ends_no_prompt(corpus, style):
 
 
 def test_only_openunlearning_hides_end_tokens_from_attention(corpus):
-    tokenizer = llama3_like(corpus)
-    for style, hidden in (("clean", 0), ("openunlearning", 3)):
-        made = source(corpus, tokenizer, style, "llama3_chat")
+    tokenizer, padded = llama3_like(corpus), llama3_like(corpus)
+    padded.add_special_tokens({"pad_token": "<|pad|>"})
+    for words, style, hidden in (
+        (tokenizer, "clean", 0),
+        (tokenizer, "openunlearning", 3),
+        (padded, "openunlearning", 0),  # that code's mask leaves out its padding alone
+    ):
+        made = source(corpus, words, style, "llama3_chat")
         batch = made.fetch(torch.tensor([0]))
         assert int((batch.inputs["attention_mask"] == 0).sum()) == hidden
+        assert made.hidden_id == masked_id(made, TofuEvaluation(style=style)), "trained and asked"
 
 
 def test_a_template_needs_its_tokens(corpus, bpe):
