@@ -18,7 +18,9 @@ import torch
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, one_line
 from stable_forgetting.common.base.hub import prepare_client
 from stable_forgetting.common.store.adapters import base_of, is_adapter, with_adapter
+from stable_forgetting.common.train.telemetry import evaluating
 from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.models.backbone import device_of
 from stable_forgetting.language.models.families import tiny_family
 
 logger = logging.getLogger(__name__)
@@ -199,6 +201,30 @@ def _tell_of_spare(model: Any, name: str, spare: Collection[str]) -> None:
             name,
             unread[0],
             len(unread) - 1,
+        )
+
+
+def check_causal(model: Any, name: str) -> None:
+    """Tries a model on two texts that begin alike, where a causal one says the same first.
+
+    Raises:
+        CheckpointError: It gives no logits for tokens, or sees the tokens that it is to predict.
+    """
+    ids = torch.tensor([[0, 1], [0, 2]], device=device_of(model))
+    try:
+        with torch.no_grad(), evaluating(model):
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        one, other = logits[:, 0]
+        _ = logits[:, 1, 0]
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"model {name}: is no causal language model ({one_line(error)}); give one"
+        ) from None
+    noise = max(1e-4, 8 * torch.finfo(logits.dtype).eps) * float(logits.abs().max())
+    if float((one - other).abs().max()) > noise:
+        raise CheckpointError(
+            f"model {name}: sees the tokens that it is to predict, as masked language models do;"
+            " give a causal one"
         )
 
 

@@ -13,6 +13,7 @@ import datasets
 import pytest
 import timm
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import load_file
 from torch.utils.data import Subset, TensorDataset
@@ -307,6 +308,33 @@ def test_a_language_model_without_a_tokenizer_is_refused(llm):
 
 
 # Suites ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("BertForMaskedLM", "BertForMaskedLM: sees the tokens that it is to predict"),
+        ("LlamaModel", "LlamaModel: is no causal language model"),
+        ("LlamaForSequenceClassification", "is no causal language model"),
+        ("T5ForConditionalGeneration", "is no causal language model"),
+    ],
+)
+def test_a_model_that_is_not_causal_is_refused(llm, kind, words):
+    """AutoModelForCausalLM reads a masked model too, and its likelihoods would mean nothing."""
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    if kind.startswith("T5"):
+        small = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    make = getattr(transformers, kind)
+    config = make.config_class(vocab_size=texts.VOCAB, **{"hidden_size": 16} | small)
+    with pytest.raises(CheckpointError, match=words):
+        forget(make(config), texts.FORGET, texts.RETAIN, tokenizer=llm[2])
+
+
+def test_a_language_model_from_nowhere_is_called_by_its_class(llm):
+    config = texts.config_of("llama")
+    model = transformers.LlamaForCausalLM(config)
+    result = forget(model, texts.FORGET, texts.RETAIN, **TEXT, tokenizer=llm[2])
+    assert result.statement["input"]["model"] == "LlamaForCausalLM"
 
 
 def test_a_suite_is_that_of_the_command(copied, cli):
