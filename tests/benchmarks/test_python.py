@@ -203,6 +203,13 @@ def test_a_model_that_gives_no_logits_in_training_is_refused_in_one_line():
         forget(WithAuxiliaryHead(1, 2), *given, params={"steps": 1}, anyway=True)
 
 
+def test_probabilities_are_no_logits():
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Softmax(1))
+    data = TensorDataset(torch.randn(9, 1, 2, 2), torch.arange(9) % 3)
+    with pytest.raises(DataError, match="gives probabilities, not logits; leave its softmax out"):
+        forget(net, Subset(data, range(3)), Subset(data, range(3, 9)), "gd", anyway=True)
+
+
 def test_a_last_batch_of_one_image_is_told_to_a_batch_norm_in_one_line():
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
     data = TensorDataset(torch.randn(13, 1, 2, 2), torch.arange(13) % 3)
