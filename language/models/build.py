@@ -184,6 +184,8 @@ def _load(config: CausalModelConfig, name: str) -> Any:
             f" {len(report['missing_keys']) - 1} other(s); give weights that fit its config.json"
         )
     _tell_of_spare(model, name, report["unexpected_keys"])
+    if getattr(model.config, "is_decoder", None) is False:  # BERT's kin look both ways then
+        check_causal(model, name)
     return model
 
 

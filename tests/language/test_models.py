@@ -377,6 +377,21 @@ def test_weights_without_a_place_are_told_and_old_buffers_are_not(tmp_path, capl
     assert f"hold {lost[0]} and {len(lost) - 1} other(s)" in message
 
 
+@pytest.mark.parametrize("decodes", [False, True])
+def test_bert_is_a_causal_model_only_as_a_decoder(decodes, tmp_path):
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = BertConfig(vocab_size=400, intermediate_size=24, is_decoder=decodes, **sizes)
+    BertLMHeadModel(bert).save_pretrained(tmp_path)
+    given = CausalModelConfig(name=str(tmp_path))
+    if decodes:
+        assert build_model(given, 400, 0).config.is_decoder
+        return
+    with pytest.raises(CheckpointError, match="sees the tokens that it is to predict"):
+        build_model(given, 400, 0)
+
+
 def test_gpt2_is_built_and_has_no_layers_for_adapters(tmp_path):
     from transformers import GPT2Config
 
