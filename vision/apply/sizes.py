@@ -187,7 +187,7 @@ def _answers_alike(model: nn.Module, config: Mapping[str, Any]) -> bool:
             logits, others = model(noise), built.to(device)(noise)
     except (RuntimeError, AssertionError, ValueError, TypeError):  # it takes other images
         return False
-    return bool((others - logits).norm() <= 1e-3 * logits.norm())
+    return bool((others - logits).norm() <= 1e-2 * logits.norm())  # TF32 differs by less
 
 
 def classifier_key(model: nn.Module) -> str | None:
