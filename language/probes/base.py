@@ -67,12 +67,13 @@ class ProbedModel:
         """Tokens that the model reads at once."""
         return context_of(self.model)
 
-    def ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids; behind the tokenizer's start token where wanted."""
-        if special:
-            return self.source.encoder.text(text)
-        encoded = self.source.tokenizer(text, add_special_tokens=False, verbose=False)
-        return list(encoded["input_ids"])
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text, behind the tokenizer's start token."""
+        return self.source.encoder.text(text)
+
+    def following(self, text: str) -> list[int]:
+        """Token ids of a text that follows another one."""
+        return self.source.encoder.continuation(text)
 
     def ask(self, requests: Sequence[Request]) -> Replies:
         """Asks each distinct request once; see :func:`language.measure.ask.ask`."""
