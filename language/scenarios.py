@@ -32,6 +32,9 @@ TEST_PARTS: Mapping[str, str] = {
 }
 """Part -> set."""
 
+UNTRAINED_BY_NAME = ("test", "validation", "unseen")
+"""Names under which nobody expects rows that are trained on."""
+
 OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "authors": {"forget_authors": 4, "draw": False},
     "requests": {"requests": (3, 3, 3), "request": 1, "used": 1.0, "draw": False},
@@ -153,10 +156,17 @@ def make_split(source: TextSource, scenario: TextScenarioConfig, seed: int) -> F
         requests forget01, forget05, forget10.
 
     Raises:
-        DataError: The corpus has too few authors.
+        DataError: The corpus has too few authors, or a set that would be trained on against its
+            name.
     """
     corpus = source.corpus
     if scenario.kind == "files":
+        for name in UNTRAINED_BY_NAME:
+            if len(corpus.where(name)):
+                raise DataError(
+                    f"files: {name} would be trained on, as all sets but {', '.join(TEST_SETS)}"
+                    " are; call it holdout"
+                )
         forget = corpus.where("forget")
         parts = {"forget": forget, "retain": np.setdiff1d(_trained(corpus), forget)}
         return _split(source, scenario.label, seed, parts, "the set named forget")

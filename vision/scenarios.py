@@ -9,6 +9,8 @@ generalise to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -63,6 +65,7 @@ def _class_split(source: ImageSource, scenario: ScenarioConfig, seed: int) -> Fo
     classes = forgotten_classes(scenario, source.num_classes, seed)
     train = source.train_pool
     gone = scenario.earlier_classes
+    _check_meant((*(scenario.classes or ()), *gone), source.class_names)
     parts = {"forget": class_forget(train, source.labels, classes)}
     if gone:
         parts[EARLIER] = class_forget(train, source.labels, gone)
@@ -74,6 +77,20 @@ def _class_split(source: ImageSource, scenario: ScenarioConfig, seed: int) -> Fo
     noun = "class" if len(classes) == 1 else "classes"
     label = f"class-{classes[0]}" if len(classes) == 1 else scenario.label
     return _split(source, label, seed, parts, f"{noun} {named}")
+
+
+def _check_meant(classes: Sequence[int], names: Sequence[str]) -> None:
+    """Refuses a number that is one class's id and another one's name, as 2 is of folders 0 to 11.
+
+    Raises:
+        DataError: Naming both.
+    """
+    for label in classes:
+        if names[label] != str(label) and str(label) in names:
+            raise DataError(
+                f"scenario.classes: {label} is class '{names[label]}' in the order of names, but "
+                f"another is called '{label}'; rename the folders with zeros in front: {label:02}"
+            )
 
 
 def forgotten_classes(scenario: ScenarioConfig, num_classes: int, seed: int) -> tuple[int, ...]:

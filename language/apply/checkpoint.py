@@ -123,7 +123,7 @@ class CausalCheckpoint:
         """
         from transformers.utils.logging import disable_progress_bar
 
-        from stable_forgetting.language.models.build import build_model
+        from stable_forgetting.language.models.build import build_model, check_causal
 
         disable_progress_bar()
         tokenizer = load_tokenizer(CausalModelConfig(name=str(self.words)))
@@ -135,6 +135,7 @@ class CausalCheckpoint:
                 raise CheckpointError(
                     f"{self.folder}: '{name}' holds NaN or infinite numbers; give sound weights"
                 )
+        check_causal(model, self.name)
         return (model if self.adapter is None else with_adapter(model, self.adapter)), tokenizer
 
     def _check_types(self) -> None:

@@ -35,7 +35,9 @@ class GivenCausal:
     def name(self) -> str:
         """Where the model came from, or the name of its class."""
         origin = getattr(self.model, "name_or_path", "")
-        return Path(origin).name if Path(origin).is_dir() else origin or type(self.model).__name__
+        if not origin:
+            return type(self.model).__name__
+        return Path(origin).name if Path(origin).is_dir() else origin
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -68,8 +70,11 @@ class GivenCausal:
         """The model itself and its tokenizer.
 
         Raises:
-            CheckpointError: It is none of transformers', or too small for the tokenizer.
+            CheckpointError: It is none of transformers', not causal, or too small for the
+                tokenizer.
         """
+        from stable_forgetting.language.models.build import check_causal
+
         if not hasattr(self.model, "get_input_embeddings") or not hasattr(self.model, "config"):
             raise CheckpointError("the model is no causal language model of transformers")
         if hasattr(self.model, "peft_config"):
@@ -80,6 +85,7 @@ class GivenCausal:
                 f"the model has {entries} embeddings for a tokenizer of {len(self.tokenizer)}; "
                 "give the model's own tokenizer"
             )
+        check_causal(self.model, self.name)
         return self.model, self.tokenizer
 
     def write(self, model: Any, folder: Path) -> dict[str, Any]:

@@ -180,19 +180,19 @@ class TofuBenchmark(CausalBenchmark):
 
     @classmethod
     def workload(cls, config: Any) -> Workload | None:
-        """Of TOFU's own text on models of known sizes."""
+        """Of TOFU's own text in a template of known length, on models of known sizes."""
         if not isinstance(config.data, TofuData):
             return None
         data, scenario = config.data, config.scenario
         authors = AUTHORS if data.authors is None else data.authors + (data.forget_authors or 0)
-        groups = scenario.sizes(authors)
-        if groups is None:
+        groups, tokens = scenario.sizes(authors), TOKENS.get(config.model.template)
+        if groups is None or tokens is None:
             return None
         rows, last = AUTHOR_ROWS * authors, AUTHOR_ROWS * groups[-1]
         retain = rows - AUTHOR_ROWS * sum(groups)
         used = round(scenario.used * last)
         asked = last + min(config.evaluation.retain_samples or WRONG, retain, WRONG) + FACTS
-        mean, longest = TOKENS[config.model.template]
+        mean, longest = tokens
         return cls.causal_workload(
             config.model,
             parts={"forget": used, "retain": retain},

@@ -217,6 +217,8 @@ class FilesData(TextDataConfig):
 
     Attributes:
         files: Set name -> path below the data root, such as {forget: f.jsonl, retain: r.jsonl}.
+            Under ``scenario.kind: files`` real_authors, world_facts and holdout are never trained
+            on, and all other sets are.
         rows: What every row of forget and retain has, which decides what the table ranks by:
             ``text`` (anything), ``answers`` (a question), or ``comparisons`` (a question, and wrong
             answers where rows are compared).

@@ -76,13 +76,19 @@ class TextSource:
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
-    def hidden_id(self) -> int | None:
-        """Token that style openunlearning hides from attention wherever it stands: the end token.
+    def padding_id(self) -> int:
+        """Token that published code pads with: the end token where the tokenizer names none."""
+        pad = self.tokenizer.pad_token_id
+        return int(self.tokenizer.eos_token_id if pad is None else pad)
 
-        That code pads with it and then derives the mask from the ids, so the end tokens inside
+    @property
+    def hidden_id(self) -> int | None:
+        """Token that style openunlearning hides from attention wherever it stands: padding's.
+
+        That code derives the mask from the ids, so where it pads with the end token, those inside
         LLaMA-3's prompt vanish too.  None for the other styles.
         """
-        return self.encoder.end if self.template.style == "openunlearning" else None
+        return self.padding_id if self.template.style == "openunlearning" else None
 
     def answers_of(self, indices: np.ndarray) -> list[str]:
         """The answers at (N,) indices; of plain texts, the texts."""
@@ -157,10 +163,8 @@ class TextSource:
         """Batches as published code sees them that forgets its mask."""
         from stable_forgetting.language.data.batches import everywhere
 
-        pad = self.tokenizer.pad_token_id
-        pad = self.tokenizer.eos_token_id if pad is None else pad
         lengths = {None: None, "batch": 0, "max_length": self.encoder.max_length}
-        return everywhere(batch, pad, lengths[pad_to])
+        return everywhere(batch, self.padding_id, lengths[pad_to])
 
     def encode(self, question: str, answer: str) -> Encoded:
         """Token ids of one pair, kept: a text is tokenised once per process.

@@ -13,6 +13,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ class Encoder:
         self.given: dict[str, list[int]] = {}
 
     def text(self, text: str) -> list[int]:
-        """Ids of a whole text with the tokenizer's special tokens; nothing is cut."""
+        """Ids of a whole text behind the tokenizer's start token; nothing is cut."""
         return self._tokens(text, special=self._marks_texts)
 
     def room_after(self, prompt: int, most: int) -> int:
@@ -195,10 +196,10 @@ class Encoder:
 
     def _tokens(self, text: str, *, special: bool = False) -> list[int]:
         self.calls += 1
-        ready = self._ready.pop((text, special), None)
-        if ready is not None:
-            return ready
-        return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        ids = self._ready.pop((text, special), None)
+        if ids is None:
+            ids = self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        return ids[: len(ids) - self._closing] if special else ids
 
     def prepare(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Tokenises together what :meth:`encode` will need for these questions and answers."""
@@ -221,10 +222,18 @@ class Encoder:
                 keys = ((text, special) for text in group)
                 self._ready |= zip(keys, made["input_ids"], strict=True)
 
+    @cached_property
+    def _closing(self) -> int:
+        """Special tokens that the tokenizer puts behind a text, where a prompt may not end."""
+        made = self.tokenizer("a", return_special_tokens_mask=True, verbose=False)
+        added = made["special_tokens_mask"][::-1]
+        return added.index(0) if 0 in added else 0
+
     @property
     def _marks(self) -> int:
-        """Special tokens that the tokenizer puts around a plain text."""
-        return int(self.tokenizer.num_special_tokens_to_add()) if self._marks_texts else 0
+        """Special tokens that stand before a plain text."""
+        added = int(self.tokenizer.num_special_tokens_to_add()) - self._closing
+        return added if self._marks_texts else 0
 
     @property
     def _marks_texts(self) -> bool:

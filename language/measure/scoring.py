@@ -96,10 +96,7 @@ def answer_metrics(part: str, config: TofuEvaluation, *, trial: bool) -> list[Te
 
 def masked_id(source: TextSource, config: TofuEvaluation) -> int | None:
     """The peer's attention mask is ``ids != pad``, with the end token as padding if none is set."""
-    if config.style != "openunlearning":
-        return None
-    pad = source.tokenizer.pad_token_id
-    return source.tokenizer.eos_token_id if pad is None else pad
+    return source.padding_id if config.style == "openunlearning" else None
 
 
 def _likelihoods(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import torch
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, one_line
 from stable_forgetting.common.base.hub import prepare_client
 from stable_forgetting.common.store.adapters import base_of, is_adapter, with_adapter
+from stable_forgetting.common.train.telemetry import evaluating
 from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.models.backbone import device_of
 from stable_forgetting.language.models.families import tiny_family
 
 logger = logging.getLogger(__name__)
@@ -180,7 +183,51 @@ def _load(config: CausalModelConfig, name: str) -> Any:
             f"model {name}: its safetensors lack {min(report['missing_keys'])} and"
             f" {len(report['missing_keys']) - 1} other(s); give weights that fit its config.json"
         )
+    _tell_of_spare(model, name, report["unexpected_keys"])
+    if getattr(model.config, "is_decoder", None) is False:  # BERT's kin look both ways then
+        check_causal(model, name)
     return model
+
+
+def _tell_of_spare(model: Any, name: str, spare: Collection[str]) -> None:
+    """Warns of stored weights that are not read, as where a config has fewer blocks.
+
+    Buffers that a model makes anew, such as causal masks, are stored in old checkpoints.
+    """
+    anew = {key for key, _ in model.named_buffers()}
+    unread = [key for key in sorted(spare) if key not in anew and not key.endswith("masked_bias")]
+    if unread:
+        logger.warning(
+            "model %s: its safetensors hold %s and %d other(s) that its config.json has no place"
+            " for: they are left out",
+            name,
+            unread[0],
+            len(unread) - 1,
+        )
+
+
+def check_causal(model: Any, name: str) -> None:
+    """Tries a model on two texts that begin alike, where a causal one says the same first.
+
+    Raises:
+        CheckpointError: It gives no logits for tokens, or sees the tokens that it is to predict.
+    """
+    ids = torch.tensor([[0, 1], [0, 2]], device=device_of(model))
+    try:
+        with torch.no_grad(), evaluating(model):
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        one, other = logits[:, 0]
+        _ = logits[:, 1, 0]
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"model {name}: is no causal language model ({one_line(error)}); give one"
+        ) from None
+    noise = max(1e-4, 8 * torch.finfo(logits.dtype).eps) * float(logits.abs().max())
+    if float((one - other).abs().max()) > noise:
+        raise CheckpointError(
+            f"model {name}: sees the tokens that it is to predict, as masked language models do;"
+            " give a causal one"
+        )
 
 
 def quantisation(config: CausalModelConfig) -> Any:

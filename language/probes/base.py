@@ -67,10 +67,13 @@ class ProbedModel:
         """Tokens that the model reads at once."""
         return context_of(self.model)
 
-    def ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids; with the special ones that the tokenizer puts around a text where wanted."""
-        encoded = self.source.tokenizer(text, add_special_tokens=special, verbose=False)
-        return list(encoded["input_ids"])
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text, behind the tokenizer's start token."""
+        return self.source.encoder.text(text)
+
+    def following(self, text: str) -> list[int]:
+        """Token ids of a text that follows another one."""
+        return self.source.encoder.continuation(text)
 
     def ask(self, requests: Sequence[Request]) -> Replies:
         """Asks each distinct request once; see :func:`language.measure.ask.ask`."""

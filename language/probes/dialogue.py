@@ -83,7 +83,7 @@ class DialogueProbe(TextProbe):
                 f" {new_tokens} of an answer; lower new_tokens"
             )
         for name, turns in dialogues.items():
-            prompts = [asked.ids(prompt_of(each[:-1]), special=True)[-room:] for each in turns]
+            prompts = [asked.ids(prompt_of(each[:-1]))[-room:] for each in turns]
             requests = [Continue(tuple(ids), new_tokens, stop_text=(NEXT_TURN,)) for ids in prompts]
             written = asked.ask(requests).tokens(requests)
             answers = [

@@ -113,9 +113,9 @@ def _window(asked: ProbedModel) -> int:
 def _tokens(asked: ProbedModel, question: Question, option: str) -> tuple[tuple[int, ...], int]:
     """Token ids, and where the option begins: a long context loses its end, then its start."""
     window = _window(asked)
-    before = asked.ids(question.context, special=True)[:window]
+    before = asked.ids(question.context)[:window]
     before = before or [asked.source.tokenizer.eos_token_id]
-    after = asked.ids(question.gap + option)[: window - 1]
+    after = asked.following(question.gap + option)[: window - 1]
     ids = (before + after)[-window:]
     return tuple(ids), len(ids) - len(after)
 

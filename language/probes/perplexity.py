@@ -71,7 +71,7 @@ class PerplexityProbe(TextProbe):
             pieces = [
                 Likelihood(piece, 1)
                 for text in members
-                for piece in windows(asked.ids(text, special=True), window)
+                for piece in windows(asked.ids(text), window)
             ]
             if not pieces:
                 raise DataError(

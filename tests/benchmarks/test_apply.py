@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -616,6 +617,10 @@ def halve(file):
         (
             lambda folder: (folder / "blue").rename(folder / "bleu"),
             ["'bleu' is no class", "did you mean 'blue'"],
+        ),
+        (
+            lambda folder: (folder / "blue/03.png").rename(folder / os.fsdecode(b"blue/\xe9.png")),
+            [r"'blue/\udce9.png' is no UTF-8 name"],
         ),
     ],
 )

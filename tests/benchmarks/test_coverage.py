@@ -95,6 +95,11 @@ def test_a_suite_of_a_variable_can_be_extended(tmp_path):
 # Estimates ---------------------------------------------------------------------------------------
 
 
+def test_a_template_of_unknown_length_has_no_estimate():
+    """A tokenizer's own format is known only once the tokenizer is there."""
+    assert estimates(load_suite("tofu-phi-1.5-forget10", ["protocol.model.template=chat"])) == []
+
+
 def test_an_estimate_by_hand(monkeypatch):
     """LLaMA-2-7B at forget10: 62 steps of 2 x 32 rows of 94 tokens (LoKU's length)."""
     suite = load_suite("tofu-llama2-7b-forget10", only=["gd", "gd_lora", "gd_sine", "gd_ul"])

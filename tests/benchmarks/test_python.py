@@ -13,6 +13,7 @@ import datasets
 import pytest
 import timm
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import load_file
 from torch.utils.data import Subset, TensorDataset
@@ -96,6 +97,20 @@ def test_images_in_memory_give_the_weights_of_the_command(pictures, form):
     written = json.loads((root / "out/statement.json").read_text())
     assert (result.before, result.after) == (written["before"], written["after"])
     assert result.statement["verdict"] == written["verdict"] and "output" not in result.statement
+
+
+@pytest.mark.parametrize("arguments", [{"num_heads": 12}, {"act_layer": "relu"}, {}])
+def test_a_config_is_written_where_it_builds_the_same_classifier(arguments, tmp_path):
+    """Weights do not tell these arguments: timm's defaults would give other logits."""
+    small = {"img_size": 32, "depth": 1, "num_classes": 3, **arguments}
+    net = timm.create_model("vit_tiny_patch16_224", **small).eval()
+    data = TensorDataset(torch.randn(12, 3, 32, 32), torch.arange(12) % 3)
+    parts = Subset(data, range(3)), Subset(data, range(3, 12))
+    made = forget(net, *parts, "gd", params={"steps": 1}, anyway=True).save(tmp_path / "net")
+    assert (made / "config.json").is_file() == (not arguments)
+    if not arguments:
+        again = images.fresh(made)
+        assert again.blocks[0].attn.num_heads == 3 and len(again.blocks) == 1
 
 
 def test_a_result_shows_itself_and_is_saved_like_the_commands(pictures, tmp_path):
@@ -186,6 +201,22 @@ def test_a_model_that_gives_no_logits_in_training_is_refused_in_one_line():
     given = samples[::2], samples[1::2], "gd"
     with pytest.raises(CheckpointError, match=r"in training the model gives a tuple .*auxiliary"):
         forget(WithAuxiliaryHead(1, 2), *given, params={"steps": 1}, anyway=True)
+
+
+def test_probabilities_are_no_logits():
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Softmax(1))
+    data = TensorDataset(torch.randn(9, 1, 2, 2), torch.arange(9) % 3)
+    with pytest.raises(DataError, match="gives probabilities, not logits; leave its softmax out"):
+        forget(net, Subset(data, range(3)), Subset(data, range(3, 9)), "gd", anyway=True)
+
+
+def test_a_last_batch_of_one_image_is_told_to_a_batch_norm_in_one_line():
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    data = TensorDataset(torch.randn(13, 1, 2, 2), torch.arange(13) % 3)
+    parts = Subset(data, range(4)), Subset(data, range(4, 13))
+    with pytest.raises(ConfigError, match="batch of one image; choose a batch_size"):
+        forget(net, *parts, "finetune", params={"batch_size": 4}, anyway=True)
+    assert forget(net, *parts, "finetune", params={"batch_size": 5}, anyway=True).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -284,6 +315,33 @@ def test_a_language_model_without_a_tokenizer_is_refused(llm):
 
 
 # Suites ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("BertForMaskedLM", "BertForMaskedLM: sees the tokens that it is to predict"),
+        ("LlamaModel", "LlamaModel: is no causal language model"),
+        ("LlamaForSequenceClassification", "is no causal language model"),
+        ("T5ForConditionalGeneration", "is no causal language model"),
+    ],
+)
+def test_a_model_that_is_not_causal_is_refused(llm, kind, words):
+    """AutoModelForCausalLM reads a masked model too, and its likelihoods would mean nothing."""
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    if kind.startswith("T5"):
+        small = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    make = getattr(transformers, kind)
+    config = make.config_class(vocab_size=texts.VOCAB, **{"hidden_size": 16} | small)
+    with pytest.raises(CheckpointError, match=words):
+        forget(make(config), texts.FORGET, texts.RETAIN, tokenizer=llm[2])
+
+
+def test_a_language_model_from_nowhere_is_called_by_its_class(llm):
+    config = texts.config_of("llama")
+    model = transformers.LlamaForCausalLM(config)
+    result = forget(model, texts.FORGET, texts.RETAIN, **TEXT, tokenizer=llm[2])
+    assert result.statement["input"]["model"] == "LlamaForCausalLM"
 
 
 def test_a_suite_is_that_of_the_command(copied, cli):

@@ -359,6 +359,39 @@ def test_pickled_weights_are_refused(tmp_path):
         build_model(CausalModelConfig(name=str(tmp_path)), 400, 0)
 
 
+def test_weights_without_a_place_are_told_and_old_buffers_are_not(tmp_path, caplog):
+    from safetensors.torch import load_file, save_file
+
+    build(depth=2).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for name, value in (("bias", torch.ones(1, 1, 8, 8)), ("masked_bias", torch.tensor(-1e9))):
+        weights[f"transformer.h.0.attn.attention.{name}"] = value  # as in EleutherAI's
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    given = CausalModelConfig(name=str(tmp_path))
+    build_model(given, 400, 0)
+    assert not caplog.messages
+    build(depth=1).config.save_pretrained(tmp_path)
+    lost = sorted(name for name in weights if ".h.1." in name)
+    build_model(given, 400, 0)
+    (message,) = caplog.messages
+    assert f"hold {lost[0]} and {len(lost) - 1} other(s)" in message
+
+
+@pytest.mark.parametrize("decodes", [False, True])
+def test_bert_is_a_causal_model_only_as_a_decoder(decodes, tmp_path):
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = BertConfig(vocab_size=400, intermediate_size=24, is_decoder=decodes, **sizes)
+    BertLMHeadModel(bert).save_pretrained(tmp_path)
+    given = CausalModelConfig(name=str(tmp_path))
+    if decodes:
+        assert build_model(given, 400, 0).config.is_decoder
+        return
+    with pytest.raises(CheckpointError, match="sees the tokens that it is to predict"):
+        build_model(given, 400, 0)
+
+
 def test_gpt2_is_built_and_has_no_layers_for_adapters(tmp_path):
     from transformers import GPT2Config
 

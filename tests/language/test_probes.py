@@ -23,11 +23,13 @@ from stable_forgetting.language.apply.checkpoint import read_causal
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.files import read_rows
 from stable_forgetting.language.data.tokenizers import train_tokenizer
-from stable_forgetting.language.probes.base import as_probed, token_f1
+from stable_forgetting.language.measure.requests import RequestConfig
+from stable_forgetting.language.probes.base import ProbedModel, as_probed, token_f1
 from stable_forgetting.language.probes.dialogue import prompt_of, tidy
 from stable_forgetting.language.probes.lm_eval import TASKS, TEMPLATES
-from stable_forgetting.language.probes.original import SOURCES, Question, _completed
+from stable_forgetting.language.probes.original import SOURCES, Question, _completed, _tokens
 from stable_forgetting.language.probes.perplexity import windows
+from tests.language.made import source_of
 from tests.local import LOCAL
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -233,6 +235,24 @@ def test_mathqa_is_scored_as_the_published_code_does(asked):
     assert hits != spaced
 
 
+def test_an_option_is_tokenised_as_it_stands_behind_its_context():
+    """LLaMA-2's tokenizer writes a space before any text, and would so double the gap."""
+    from tokenizers import Tokenizer, normalizers
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"</s>": 0, "▁": 1, "▁tea": 2, "▁is": 3, "▁hot": 4}, "</s>"))
+    spaces = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
+    words.normalizer = normalizers.Sequence([*spaces])
+    words.pre_tokenizer = Split("▁", "merged_with_next")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")
+    source = source_of([Item("x", -1, "", "tea")], tokenizer=tokenizer)
+    asked = ProbedModel(SimpleNamespace(config=None), source, RequestConfig())
+    assert asked.ids("tea is hot") == [2, 3, 4]
+    assert _tokens(asked, Question("tea is", ("hot",), 0), "hot") == ((2, 3, 4), 2)
+
+
 @pytest.mark.parametrize(("likeliest", "right"), [(" tea.", 1), (" TEA!", 1), (" tee.", 0)])
 def test_a_last_word_counts_where_it_reads_the_same(likeliest, right):
     text = "she likes"
@@ -243,7 +263,8 @@ def test_a_last_word_counts_where_it_reads_the_same(likeliest, right):
 
     model = SimpleNamespace(
         context=64,
-        ids=lambda text, special=False: [ord(letter) for letter in text],
+        ids=lambda text: [ord(letter) for letter in text],
+        following=lambda text: [ord(letter) for letter in text],
         source=SimpleNamespace(decode=lambda ids, clean_up: "".join(map(chr, ids))),
         ask=ask,
     )

@@ -146,6 +146,13 @@ def test_files_name_what_is_forgotten():
     assert split.parts["forget"].tolist() == [0] and split.parts["retain"].tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("name", ["test", "validation", "unseen"])
+def test_files_that_are_not_for_training_by_their_name_are_not_trained_on(name):
+    items = (Item("forget", -1, "", "a"), Item("retain", -1, "", "b"), Item(name, -1, "", "c"))
+    with pytest.raises(DataError, match=f"{name} would be trained on.*call it holdout"):
+        make_split(Source(Corpus(items, "files")), scenario(kind="files"), 0)
+
+
 @pytest.mark.parametrize(
     ("fields", "clue"),
     [

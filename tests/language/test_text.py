@@ -23,6 +23,7 @@ from stable_forgetting.language.data.tokenizers import (
     tokenizer_digest,
     train_tokenizer,
 )
+from stable_forgetting.language.measure.scoring import TofuEvaluation, masked_id
 from tests.local import LOCAL
 
 ITEMS = (
@@ -195,12 +196,41 @@ def test_plain_texts_begin_with_the_start_token_under_llama3_chat_too(corpus):
     assert encoder.encode("Who?", "Ada.").ids.tolist().count(start) == 1
 
 
+@pytest.mark.parametrize("style", ["clean", "openunlearning", "tofu"])
+def test_a_tokenizer_that_ends_every_text_ends_no_prompt(corpus, style):
+    """Such as LLaMA's with ``add_eos_token``: an end token before the answer asks for nothing."""
+    from tokenizers.processors import TemplateProcessing
+
+    made = {}
+    for single in ("<s> $A", f"<s> $A {END}"):
+        tokenizer = train_tokenizer(corpus, 300)
+        tokenizer.add_special_tokens({"bos_token": "<s>"})
+        ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", END)]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single, special_tokens=ids)
+        encoder = source(corpus, tokenizer, style=style).encoder
+        encoder.prepare([("When?", "1912.")])
+        pairs = [encoder.encode(*pair) for pair in (("Who?", "Ada."), ("When?", "1912."))]
+        text = encoder.text("A plain text.")
+        made[single] = [
+            [(pair.ids.tolist(), pair.start) for pair in pairs],
+            [text, encoder.text(""), encoder.ending(text, 4), encoder.prompt("Who?")],
+            encoder.room,
+        ]
+    assert made["<s> $A"] == made[f"<s> $A {END}"]
+
+
 def test_only_openunlearning_hides_end_tokens_from_attention(corpus):
-    tokenizer = llama3_like(corpus)
-    for style, hidden in (("clean", 0), ("openunlearning", 3)):
-        made = source(corpus, tokenizer, style, "llama3_chat")
+    tokenizer, padded = llama3_like(corpus), llama3_like(corpus)
+    padded.add_special_tokens({"pad_token": "<|pad|>"})
+    for words, style, hidden in (
+        (tokenizer, "clean", 0),
+        (tokenizer, "openunlearning", 3),
+        (padded, "openunlearning", 0),  # that code's mask leaves out its padding alone
+    ):
+        made = source(corpus, words, style, "llama3_chat")
         batch = made.fetch(torch.tensor([0]))
         assert int((batch.inputs["attention_mask"] == 0).sum()) == hidden
+        assert made.hidden_id == masked_id(made, TofuEvaluation(style=style)), "trained and asked"
 
 
 def test_a_template_needs_its_tokens(corpus, bpe):

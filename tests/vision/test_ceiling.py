@@ -47,8 +47,10 @@ def test_ascent_on_everything_before_the_last_layers_stays_below(pool):
     assert related == {"ceiling.reached": pytest.approx(50)}
 
 
-def test_a_model_without_a_last_layernorm_has_no_ceiling():
-    model = timm.create_model("resnet18", num_classes=4)
+@pytest.mark.parametrize("name", ["resnet18", "test_vit3", "deit_tiny_distilled_patch16_224"])
+def test_a_model_that_does_not_end_in_norm_and_head_has_no_ceiling(name):
+    """The second pools by attention, and the third adds the logits of another head."""
+    model = timm.create_model(name, num_classes=4)
     probe, table = measured(model)
     assert last_layers(model) is None
     assert probe.summary(table) == {"ceiling.loss": None}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,18 @@ def test_scenarios_that_do_not_fit_the_data(source):
             make_split(source, ScenarioConfig(kind="class", **fields), 0)
     with pytest.raises(DataError, match="'forget' is empty"):
         make_split(source, ScenarioConfig(fraction=1e-6), 0)
+
+
+def test_a_number_that_two_classes_answer_to_is_refused(source):
+    """Folders 0 to 8 and 10 in the order of their names: class 2 is the folder 10."""
+    folders = copy.copy(source)
+    folders.class_names = tuple(sorted(map(str, (*range(9), 10))))
+    for fields in ({"classes": (2,)}, {"classes": (1,), "earlier_classes": (2,)}):
+        with pytest.raises(DataError, match=r"2 is class '10'.*another is called '2'.*: 02"):
+            make_split(folders, ScenarioConfig(kind="class", **fields), 0)
+    assert make_split(folders, ScenarioConfig(kind="class", classes=(1,)), 0).parts["forget"].size
+    folders.class_names = tuple(map(str, range(2010, 2020)))
+    assert make_split(folders, ScenarioConfig(kind="class", classes=(2,)), 0).parts["forget"].size
 
 
 @pytest.mark.parametrize(

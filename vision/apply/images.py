@@ -94,14 +94,18 @@ def list_folder(root: Path, role: str) -> Images:
     """Lists a folder in the layout CLASS/.../image.
 
     Raises:
-        DataError: It is missing or empty, or holds something that is not an image in a class.
+        DataError: It is missing or empty, holds something that is not an image in a class, or a
+            name that is not UTF-8.
     """
     listed = chain(*class_files(root, role).values())
     files = sorted(file.relative_to(root).as_posix() for file in listed)
     hashes = tuple(file_digest(root / file) for file in files)
     state = hashlib.sha256()
     for file, content in zip(files, hashes, strict=True):
-        state.update(f"{file}\0{content}\n".encode())
+        try:
+            state.update(f"{file}\0{content}\n".encode())
+        except UnicodeEncodeError:
+            raise DataError(f"{role}: {root}: {file!a} is no UTF-8 name; rename it") from None
     members = tuple(file.split("/")[0] for file in files)
     names = tuple(str(root / file) for file in files)
     return Images(role, members, names, hashes, state.hexdigest(), root)

@@ -238,7 +238,8 @@ def width_of(
         mend: What to do where the model does not take the image.
 
     Raises:
-        DataError: The model does not take these images, or gives no row of logits.
+        DataError: The model does not take these images, or gives no row of logits but something
+            else, such as probabilities.
     """
     place = next(model.parameters(), torch.empty(0)).device
     try:
@@ -251,4 +252,6 @@ def width_of(
         ) from None
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
         raise DataError("the model gives no logits (N, classes); wrap it in a module that does")
+    if float(logits.min()) >= 0 and abs(float(logits.sum()) - 1) < 1e-3:
+        raise DataError("the model gives probabilities, not logits; leave its softmax out")
     return int(logits.shape[1])

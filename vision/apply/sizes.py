@@ -151,7 +151,7 @@ def _misfit(name: str, shapes: Shapes, wanted: Shapes) -> str | None:
 
 
 def fitting_config(config: Mapping[str, Any], model: nn.Module) -> dict[str, Any] | None:
-    """The config of timm's that builds a model with the tensors of this one; None if none does.
+    """The config of timm's that builds this model, tensors and all; None if none does.
 
     Args:
         config: Architecture and number of classes.
@@ -159,9 +159,35 @@ def fitting_config(config: Mapping[str, Any], model: nn.Module) -> dict[str, Any
     """
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     try:
-        return {**config, **inferred_config(shapes, config["architecture"], "the model")}
+        fitting = {**config, **inferred_config(shapes, config["architecture"], "the model")}
     except (CheckpointError, ConfigError):
         return None
+    return fitting if _answers_alike(model, fitting) else None
+
+
+def _answers_alike(model: nn.Module, config: Mapping[str, Any]) -> bool:
+    """Whether the config's model gives the logits of this one, whose tensors it takes.
+
+    Shapes do not tell some arguments, such as the number of heads.
+    """
+    import torch
+    from timm.models import create_model
+
+    from stable_forgetting.common.train.telemetry import evaluating
+
+    size = with_preparation(config)["pretrained_cfg"]["input_size"]
+    arguments = {**config.get("model_args", {}), "num_classes": config["num_classes"]}
+    with torch.random.fork_rng(devices=[]):
+        built = create_model(config["architecture"], pretrained=False, **arguments).eval()
+    built.load_state_dict(model.state_dict())
+    device = next(model.parameters()).device
+    noise = torch.randn(2, *size, generator=torch.Generator().manual_seed(0)).to(device)
+    try:
+        with torch.no_grad(), evaluating(model):
+            logits, others = model(noise), built.to(device)(noise)
+    except (RuntimeError, AssertionError, ValueError, TypeError):  # it takes other images
+        return False
+    return bool((others - logits).norm() <= 1e-2 * logits.norm())  # TF32 differs by less
 
 
 def classifier_key(model: nn.Module) -> str | None:

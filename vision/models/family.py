@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from stable_forgetting.common.base.errors import CheckpointError
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.protocol.family import ModelFamily
 
 if TYPE_CHECKING:
@@ -148,10 +148,19 @@ class ImageClassifiers(ModelFamily):
         Raises:
             CheckpointError: The model gives something else, as one with auxiliary heads does in
                 training.
+            ConfigError: It cannot normalise a batch of one image.
         """
         import torch
 
-        logits = model(batch.inputs["x"])
+        try:
+            logits = model(batch.inputs["x"])
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ConfigError(
+                "the model's batch normalisation cannot train on a batch of one image; choose a "
+                "batch_size that leaves no image over"
+            ) from None
         if not isinstance(logits, torch.Tensor):
             mode = "training" if model.training else "evaluation"
             raise CheckpointError(

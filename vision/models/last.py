@@ -9,6 +9,9 @@ from torch import nn
 
 from stable_forgetting.common.measure.ceiling import LastLayers
 
+BETWEEN = ("attn_pool", "head_dist", "aux_head")
+"""What some transformers of timm have between norm and head, or add to its logits."""
+
 
 def last_layers(model: nn.Module) -> LastLayers | None:
     """The LayerNorm and the head of a timm transformer; None if it does not end in these.
@@ -16,6 +19,8 @@ def last_layers(model: nn.Module) -> LastLayers | None:
     A mean over patches lies in the ball that their sphere bounds, so the pooling does not matter.
     """
     network: Any = model
+    if any(getattr(network, name, None) is not None for name in BETWEEN):
+        return None
     head = getattr(network, "head", None)
     head = getattr(head, "fc", head)  # timm's heads with a pooling of their own
     own = getattr(network, "fc_norm", None)
