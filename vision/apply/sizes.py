@@ -179,12 +179,12 @@ def _answers_alike(model: nn.Module, config: Mapping[str, Any]) -> bool:
     arguments = {**config.get("model_args", {}), "num_classes": config["num_classes"]}
     with torch.random.fork_rng(devices=[]):
         built = create_model(config["architecture"], pretrained=False, **arguments).eval()
-    built.load_state_dict(model.state_dict())
-    device = next(model.parameters()).device
-    noise = torch.randn(2, *size, generator=torch.Generator().manual_seed(0)).to(device)
+    built.load_state_dict(model.state_dict(), assign=True)  # the same tensors, of any precision
+    home = next(model.parameters())
+    noise = torch.randn(2, *size, generator=torch.Generator().manual_seed(0)).to(home)
     try:
         with torch.no_grad(), evaluating(model):
-            logits, others = model(noise), built.to(device)(noise)
+            logits, others = model(noise), built.to(home.device)(noise)
     except (RuntimeError, AssertionError, ValueError, TypeError):  # it takes other images
         return False
     return bool((others - logits).norm() <= 1e-2 * logits.norm())  # TF32 differs by less
