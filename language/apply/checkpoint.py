@@ -19,8 +19,8 @@ from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.base.hub import fetch, is_repository, parsed
 from stable_forgetting.common.store.adapters import (
     ADAPTER_WEIGHTS,
-    base_of,
     is_adapter,
+    read_base,
     with_adapter,
 )
 from stable_forgetting.common.store.weights import (
@@ -206,7 +206,7 @@ def read_causal(path: Path) -> CausalCheckpoint:
 
 def _read_folder(folder: Path, name: str, revision: str | None) -> CausalCheckpoint:
     if is_adapter(folder):
-        return replace(read_causal(Path(base_of(folder))), name=name, adapter=folder)
+        return replace(read_base(folder, read_causal), name=name, adapter=folder)
     files = _weights(folder)
     config = _json(folder / CONFIG)
     if config.get("quantization_config") is not None:
