@@ -226,6 +226,11 @@ def test_rows_selects_of_what_a_suite_extends(tmp_path):
     }  # fmt: skip
     with pytest.raises(ConfigError, match="rows: no row 'gd_sinus'; did you mean 'gd_sine'"):
         load_suite(str(suite_of(tmp_path, extends="digits-class", rows=["gd_sinus"])))
+    dropped = suite_of(
+        tmp_path, extends="digits-class", rows=["gd"], methods={"mine": {"method": "gd"}}
+    )
+    with pytest.raises(ConfigError, match="rows: leaves out mine of methods beside it; add"):
+        load_suite(str(dropped))
     with pytest.raises(ConfigError, match="rows: write a list of names"):
         load_suite(str(suite_of(tmp_path, extends="digits-class", rows="gd")))
 
