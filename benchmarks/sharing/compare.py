@@ -90,8 +90,9 @@ def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | No
         return of_board(made, text)
     if not colon and (RESULTS / text / RUNS).is_file():
         return _of_results(RESULTS / text, f"{text} (shipped)")
+    kept = f" --store {shlex.quote(store)}" if colon else ""
     raise ConfigError(
-        f"compare {text}: no records of {suite}; run: unlearn run {shlex.quote(suite)}"
+        f"compare {text}: no records of {suite}; run: unlearn run {shlex.quote(suite)}{kept}"
     )
 
 

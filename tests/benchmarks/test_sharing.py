@@ -350,10 +350,10 @@ def test_submitting_says_what_it_lacks(scored, tmp_path, cli, one_line_error):
 def test_commands_in_messages_can_be_typed(tiny_suite, cli, tmp_path, one_line_error):
     (tmp_path / "my suites").mkdir()
     path = tiny_suite(tmp_path / "my suites", methods=METHODS)
-    store, out = ("--store", tmp_path / "store"), ("--out", tmp_path / "out")
+    store, out = ("--store", tmp_path / "my runs"), ("--out", tmp_path / "out")
     for words in (["report", path], ["attack", path], ["submit", path, *out]):
         command = one_line_error(cli(*words, *store)).rpartition("run: ")[2]
-        assert shlex.split(command) == ["unlearn", "run", str(path)]
+        assert shlex.split(command) == ["unlearn", "run", str(path), *map(str, store)]
 
 
 @pytest.fixture
