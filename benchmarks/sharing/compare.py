@@ -77,6 +77,8 @@ def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | No
         UserError: It is none of these, or there are no runs.
     """
     path = Path(text)
+    if (path / "suites").is_dir():
+        raise ConfigError(f"compare {text}: is a store; write {text}:SUITE")
     store, colon, suite = text.rpartition(":")
     if path.is_dir() and not (path / RECORDS).is_file():
         return _of_results(path, text)
