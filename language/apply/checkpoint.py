@@ -225,7 +225,10 @@ def _weights(folder: Path) -> tuple[Path, ...]:
     if not (folder / INDEX).is_file():
         for other in sorted(folder.iterdir()):
             refuse_pickles(other)
-        raise CheckpointError(f"{folder}: holds no {WEIGHTS} and no {INDEX}")
+        inside = {file.parent for file in folder.glob("*/*.safetensors")}
+        last = max(inside, key=lambda each: (len(each.name), each.name), default=None)
+        one = f"; give that of one checkpoint, such as {last}" if last else ""
+        raise CheckpointError(f"{folder}: holds no {WEIGHTS} and no {INDEX}{one}")
     shards = _json(folder / INDEX).get("weight_map")
     named = isinstance(shards, dict) and all(isinstance(s, str) for s in shards.values())
     if not shards or not named:
