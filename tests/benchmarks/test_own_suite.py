@@ -273,7 +273,8 @@ def test_a_run_under_a_name_of_its_own_is_reported_by_it(copied, cli, one_line_e
     assert "missing" not in shown.out and folder.name not in suite_names()
     cli("report", "tiny-class", "--store", copied.store)
     unknown = cli("report", "tiny-class+000000", "--store", copied.store)
-    assert "unknown suite" in one_line_error(unknown)
+    fault = one_line_error(unknown)
+    assert "unknown suite" in fault and "the store that has it" in fault
 
 
 def test_fresh_rows_are_made_again_and_others_are_not(copied, cli, one_line_error):
