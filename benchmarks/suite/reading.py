@@ -190,7 +190,7 @@ def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[
     rows, own = _rows(result), _rows(over)
     check_known(f"{origin}: rows: no row", wanted, [*rows])
     left_out = [k for k in own if k in rows and k not in (*wanted, *_kept(k, own[k]))]
-    if "rows" in over and left_out:
+    if inherited and "rows" in over and left_out:
         raise ConfigError(
             f"{origin}: rows: leaves out {', '.join(left_out)} of methods beside it; add each to "
             "rows, or take it out of methods"
