@@ -104,11 +104,10 @@ def report(
     elif watch or board:
         if suite is None:
             raise ConfigError("report --watch and --board: give a suite, not a file of records")
-        resolved = selection.suite(suite, store)
-        if board:
-            _board(resolved, suite, store, port)
+        if watch:
+            _watch(selection.suite(suite, store), store, port)
         else:
-            _watch(resolved, store, port)
+            _board(selection.suite(suite, store), suite, store, port)
     elif records is not None:
         _print(board_of(read_records(records), records), format_)
     elif format_ == "table":
