@@ -298,7 +298,7 @@ class Run:
             weights = self.benchmark.given.weights
             raise CheckpointError(
                 f"{weights}: the model's outputs are not finite ({error.reason}); "
-                "give a model that works"
+                "give a model that works, or samples without NaN"
             ) from None
         doubt = self.benchmark.doubt(before)
         if doubt and not self.application.anyway:

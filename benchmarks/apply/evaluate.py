@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stable_forgetting.benchmarks.apply.forget import left_as_it_is, place_of
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.cells import MISSING, number
-from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import close_to, is_file, suite_names
 from stable_forgetting.common.base.config import apply_overrides, canonical, listed, merge, validate
@@ -70,7 +70,8 @@ class Evaluation:
         notes = (f"{key}: {v}" for key, v in self.notes.items() if isinstance(v, int | str))
         text = mean + "; ".join(notes)
         title = f"{self.name} ({self.extent})" if self.extent else self.name
-        return Section(title, (text,), table([self.name, *heads], cells or [[MISSING]]))
+        shown = (Column(h, doc="counts the samples") if h == "n" else h for h in heads)
+        return Section(title, (text,), table([self.name, *shown], cells or [[MISSING]]))
 
     def to_frame(self) -> pandas.DataFrame:
         """The rows of a probe, or a line per metric of a benchmark."""

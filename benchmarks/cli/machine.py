@@ -46,7 +46,8 @@ def check(
         console.print(f"{mark}  {method}: {len(results) - len(bad)} of {len(results)} checks pass")
         for result in bad if all_ else results:
             sign = "[green]+[/green]" if result.ok else "[red]-[/red]"
-            console.print(f"    {sign} {escape(result.name)}: {escape(result.detail)}")
+            said = ": ".join(filter(None, (result.name, result.detail)))
+            console.print(f"    {sign} {escape(said)}")
     if broken:
         raise typer.Exit(1)
 

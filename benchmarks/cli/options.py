@@ -147,7 +147,13 @@ def register_all(plugins: list[str] | None) -> None:
 
 def no_records(name: str, store: Path, called: str) -> str:
     """What a store lacks of a suite, and the command that makes it."""
-    return f"no records of {name} in {store}; run: unlearn run {shlex.quote(called)}"
+    return f"no records of {name} in {store}; run: {run_command(called, store)}"
+
+
+def run_command(called: str, store: Path) -> str:
+    """The command that runs a suite into a store, as it can be typed."""
+    kept = "" if store == STORE else f" --store {shlex.quote(str(store))}"
+    return f"unlearn run {shlex.quote(called)}{kept}"
 
 
 def print_error(text: str) -> None:

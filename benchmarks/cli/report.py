@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     error_console,
     no_records,
+    run_command,
     split_names,
 )
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
@@ -104,7 +104,10 @@ def report(
     elif watch or board:
         if suite is None:
             raise ConfigError("report --watch and --board: give a suite, not a file of records")
-        (_watch if watch else _board)(selection.suite(suite, store), store, port)
+        if watch:
+            _watch(selection.suite(suite, store), store, port)
+        else:
+            _board(selection.suite(suite, store), suite, store, port)
     elif records is not None:
         _print(board_of(read_records(records), records), format_)
     elif format_ == "table":
@@ -139,11 +142,11 @@ def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
             server.serve_forever()
 
 
-def _board(suite: ResolvedSuite, store: Path, port: int) -> None:
+def _board(suite: ResolvedSuite, called: str, store: Path, port: int) -> None:
     """Becomes TensorBoard on a suite's events."""
     folder = store / "tensorboard" / suite.name
     if next(folder.rglob("events.*"), None) is None:
-        command = f"unlearn run {shlex.quote(suite.name)}"
+        command = run_command(called, store)
         raise ConfigError(f"no events of {suite.name} in {store}; run: {command}")
     asked = ("--logdir", str(folder), "--port", str(port))
     os.execv(sys.executable, [sys.executable, "-m", "tensorboard.main", *asked])

@@ -335,7 +335,7 @@ def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -
         f"[bold]Records[/bold]      {folder}/records.jsonl",
         f"[bold]TensorBoard[/bold]  tensorboard --logdir {events}",
     ):
-        console.print(text)
+        console.print(text, soft_wrap=True)
     if (written / PAGE).is_file():
         console.print(f"[bold]Samples[/bold]      {folder}/{PAGE}")
 

@@ -78,11 +78,13 @@ def _widths(table: Table) -> list[int]:
 
 
 def _least(column: Column, index: int, texts: Sequence[str]) -> int:
-    """The longest cell of a column that stays whole; else the longest word, up to :data:`WORD`."""
+    """The longest cell of a column that stays whole, else :data:`WORD`.
+
+    Rich narrows the widest columns first, so that none gets narrower than this.
+    """
     longest = max(map(len, texts))
-    if column.kind != "words" or (index == 0 and longest <= NAME):
-        return longest
-    return min(WORD, max((len(word) for text in texts for word in text.split()), default=0))
+    whole = NAME if index == 0 else WORD
+    return longest if column.kind != "words" or longest <= whole else WORD
 
 
 def rich_table(table: Table, *, tight: bool = False) -> RichTable:

@@ -57,8 +57,8 @@ def write_bundle(board: Leaderboard, store: StageStore, out: Path) -> int:
     check_writable(out, "--out")
     if not board.complete:
         raise ConfigError(
-            f"{board.suite.name}: {board.missing} records are missing; run: unlearn run "
-            f"{shlex.quote(board.suite.name)}"
+            f"{board.suite.name}: {board.missing} records are missing; complete it with unlearn "
+            "run first"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     folder, packed = beside(out), beside(out)

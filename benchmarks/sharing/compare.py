@@ -77,6 +77,8 @@ def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | No
         UserError: It is none of these, or there are no runs.
     """
     path = Path(text)
+    if (path / "suites").is_dir():
+        raise ConfigError(f"compare {text}: is a store; write {text}:SUITE")
     store, colon, suite = text.rpartition(":")
     if path.is_dir() and not (path / RECORDS).is_file():
         return _of_results(path, text)
@@ -90,8 +92,9 @@ def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | No
         return of_board(made, text)
     if not colon and (RESULTS / text / RUNS).is_file():
         return _of_results(RESULTS / text, f"{text} (shipped)")
+    kept = f" --store {shlex.quote(store)}" if colon else ""
     raise ConfigError(
-        f"compare {text}: no records of {suite}; run: unlearn run {shlex.quote(suite)}"
+        f"compare {text}: no records of {suite}; run: unlearn run {shlex.quote(suite)}{kept}"
     )
 
 

@@ -30,7 +30,7 @@ from stable_forgetting.benchmarks.sharing.verify import sections as verified_sec
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
 from stable_forgetting.benchmarks.suite.reading import suite_version
-from stable_forgetting.benchmarks.suite.remembered import remembered
+from stable_forgetting.benchmarks.suite.remembered import FILE, remembered
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.base.errors import ConfigError, UserError
@@ -144,10 +144,10 @@ def _page(board: Leaderboard, name: str, origin: str, before: Sequence[Section] 
 
 
 def _of_store(store: Path) -> Iterator[Page]:
-    """The suites of a store that have records."""
+    """The suites of a store that have records; a folder without a suite holds attacks alone."""
     if not (store / "suites").is_dir():
         raise ConfigError(f"--store {store}: holds no suites; run one first")
-    for folder in sorted(path for path in (store / "suites").iterdir() if path.is_dir()):
+    for folder in sorted(file.parent for file in (store / "suites").glob(f"*/{FILE}")):
         try:
             board = make_leaderboard(load_suite(remembered(folder.name, store)), StageStore(store))
         except UserError as error:  # of a file or plugin that is not here, or of a damaged stage

@@ -187,8 +187,14 @@ def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[
         return result
     wanted = _texts(result, "rows", origin)
     del result["rows"]
-    rows = _rows(result)
+    rows, own = _rows(result), _rows(over)
     check_known(f"{origin}: rows: no row", wanted, [*rows])
+    left_out = [k for k in own if k in rows and k not in (*wanted, *_kept(k, own[k]))]
+    if inherited and "rows" in over and left_out:
+        raise ConfigError(
+            f"{origin}: rows: leaves out {', '.join(left_out)} of methods beside it; add each to "
+            "rows, or take it out of methods"
+        )
     return without(result, [k for k, row in rows.items() if k not in (*wanted, *_kept(k, row))])
 
 

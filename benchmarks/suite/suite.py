@@ -261,7 +261,8 @@ def find_suite(name: str) -> Path:
     groups = suite_groups()
     if group := groups.get(name):
         raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")
-    hint = close_to(name, [*suite_names(), *sweeps(), *groups]) or "; see: unlearn show suites"
+    hint = close_to(name, [*suite_names(), *sweeps(), *groups])
+    hint = hint or "; see: unlearn show suites, or give a YAML file or the store that has it"
     raise ConfigError(f"unknown suite '{name}'{hint}")
 
 

@@ -246,7 +246,9 @@ def _first_problem(model: type[BaseModel], data: Any, error: ValidationError) ->
     if first["type"] == "extra_forbidden":
         models = _models_at(model, first["loc"][:-1])
         fields = sorted({name for candidate in models for name in candidate.model_fields})
-        text = f"{key}: unknown key{did_you_mean(place[-1], fields)}"
+        head, _, rest = place[-1].partition(".")
+        nested = f"; write {head}: {{{rest}: ...}}" if rest and head in fields else ""
+        text = f"{key}: unknown key{nested or did_you_mean(place[-1], fields)}"
     elif first["type"] == "missing":
         text = f"{key}: required key is missing"
     else:

@@ -78,13 +78,22 @@ def first_of(samples: Any, role: str = "forget") -> Any:
     """The first sample of a map-style data set.
 
     Raises:
-        DataError: It has no length, or no samples.
+        DataError: It has no length, no samples, or names instead of numbers.
     """
     if not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
-        raise DataError(f"{role}: give a data set with a length, such as list(data)")
+        raise DataError(
+            f"{role}: give a data set with a length that is read by index: a loader's .dataset, or "
+            "list(data)"
+        )
     if not len(samples):
         raise DataError(f"{role}: holds no samples; give one or more")
-    return samples[0]
+    try:
+        return samples[0]
+    except KeyError:
+        raise DataError(
+            f"{role}: is read by name and not by index; give one split (data['train']), or the "
+            "rows of a table (table.to_dict('records'))"
+        ) from None
 
 
 class _GivenSplit(ForgetSplit):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stable_forgetting.common.base.errors import CheckpointError, one_line
 from stable_forgetting.common.store.weights import refuse_pickles
@@ -12,6 +13,7 @@ from stable_forgetting.common.store.weights import refuse_pickles
 if TYPE_CHECKING:
     from torch import nn
 
+T = TypeVar("T")
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -44,6 +46,21 @@ def base_of(folder: Path) -> str:
     if is_adapter(base):
         raise CheckpointError(f"{folder}: its base {base} is an adapter too; merge that one first")
     return base
+
+
+def read_base(folder: Path, read: Callable[[Path], T]) -> T:
+    """What a reader makes of the model that an adapter is for.
+
+    Raises:
+        CheckpointError: Naming the adapter, as its user gave no other name.
+    """
+    base = base_of(folder)
+    try:
+        return read(Path(base))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{folder / ADAPTER_CONFIG}: base_model_name_or_path: {error}"
+        ) from None
 
 
 def with_adapter(model: nn.Module, folder: Path) -> nn.Module:

@@ -64,7 +64,10 @@ class GivenTexts(CausalModels, GivenBenchmark):
 
     kind = "text"
     unit = "rows"
-    form = "a .jsonl file of texts"
+    form = (
+        "a .jsonl file of texts (pandas.read_csv(FILE).to_json('texts.jsonl', orient='records', "
+        "lines=True) makes one of a table)"
+    )
     options = ("template", "max_length", "tokenizer")
     yardstick = "probability"
     metrics = METRICS

@@ -19,8 +19,8 @@ from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.base.hub import fetch, is_repository, parsed
 from stable_forgetting.common.store.adapters import (
     ADAPTER_WEIGHTS,
-    base_of,
     is_adapter,
+    read_base,
     with_adapter,
 )
 from stable_forgetting.common.store.weights import (
@@ -207,7 +207,7 @@ def read_causal(path: Path) -> CausalCheckpoint:
 
 def _read_folder(folder: Path, name: str, revision: str | None) -> CausalCheckpoint:
     if is_adapter(folder):
-        return replace(read_causal(Path(base_of(folder))), name=name, adapter=folder)
+        return replace(read_base(folder, read_causal), name=name, adapter=folder)
     files = _weights(folder)
     config = _json(folder / CONFIG)
     if config.get("quantization_config") is not None:
@@ -226,7 +226,10 @@ def _weights(folder: Path) -> tuple[Path, ...]:
     if not (folder / INDEX).is_file():
         for other in sorted(folder.iterdir()):
             refuse_pickles(other)
-        raise CheckpointError(f"{folder}: holds no {WEIGHTS} and no {INDEX}")
+        inside = {file.parent for file in folder.glob("*/*.safetensors")}
+        last = max(inside, key=lambda each: (len(each.name), each.name), default=None)
+        one = f"; give that of one checkpoint, such as {last}" if last else ""
+        raise CheckpointError(f"{folder}: holds no {WEIGHTS} and no {INDEX}{one}")
     shards = _json(folder / INDEX).get("weight_map")
     named = isinstance(shards, dict) and all(isinstance(s, str) for s in shards.values())
     if not shards or not named:

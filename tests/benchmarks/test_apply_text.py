@@ -522,6 +522,10 @@ def test_bad_weights(broken):
     assert_refused(request, CheckpointError, "cannot be read")
     path.unlink()
     assert_refused(request, CheckpointError, "holds no model.safetensors")
+    for step in (500, 1000):  # as a Trainer leaves them
+        (folder / f"checkpoint-{step}").mkdir()
+        (folder / f"checkpoint-{step}" / "model.safetensors").touch()
+    assert_refused(request, CheckpointError, "of one checkpoint, such as", "checkpoint-1000")
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
     assert_refused(request, CheckpointError, "pytorch_model.bin", "safetensors")
     assert_refused(

@@ -119,8 +119,10 @@ def test_a_port_that_cannot_be_is_refused_in_a_line(cli, one_line_error, tmp_pat
 
 
 def test_tensorboard_needs_events(tiny_suite, tmp_path, cli, one_line_error):
-    asked = cli("report", tiny_suite(suite="mine"), "--store", tmp_path, "--board")
-    assert "no events of mine" in one_line_error(asked)
+    path, store = tiny_suite(suite="mine"), tmp_path / "my runs"
+    said = one_line_error(cli("report", path, "--store", store, "--board"))
+    assert "no events of mine" in said
+    assert said.rstrip().endswith(f"run: unlearn run {path} --store '{store}'"), said
 
 
 @pytest.mark.slow

@@ -226,6 +226,11 @@ def test_rows_selects_of_what_a_suite_extends(tmp_path):
     }  # fmt: skip
     with pytest.raises(ConfigError, match="rows: no row 'gd_sinus'; did you mean 'gd_sine'"):
         load_suite(str(suite_of(tmp_path, extends="digits-class", rows=["gd_sinus"])))
+    dropped = suite_of(
+        tmp_path, extends="digits-class", rows=["gd"], methods={"mine": {"method": "gd"}}
+    )
+    with pytest.raises(ConfigError, match="rows: leaves out mine of methods beside it; add"):
+        load_suite(str(dropped))
     with pytest.raises(ConfigError, match="rows: write a list of names"):
         load_suite(str(suite_of(tmp_path, extends="digits-class", rows="gd")))
 
@@ -268,7 +273,8 @@ def test_a_run_under_a_name_of_its_own_is_reported_by_it(copied, cli, one_line_e
     assert "missing" not in shown.out and folder.name not in suite_names()
     cli("report", "tiny-class", "--store", copied.store)
     unknown = cli("report", "tiny-class+000000", "--store", copied.store)
-    assert "unknown suite" in one_line_error(unknown)
+    fault = one_line_error(unknown)
+    assert "unknown suite" in fault and "the store that has it" in fault
 
 
 def test_fresh_rows_are_made_again_and_others_are_not(copied, cli, one_line_error):

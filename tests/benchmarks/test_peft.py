@@ -185,6 +185,8 @@ def test_an_adapter_that_cannot_be_merged_is_said_in_one_line(adapter):
     says("names no base_model_name_or_path")
     config.write_text(json.dumps({**about, "base_model_name_or_path": str(folder)}))
     says("is an adapter too")
+    config.write_text(json.dumps({**about, "base_model_name_or_path": "moved"}))
+    says("adapter_config.json: base_model_name_or_path: moved: no such folder")
     weights.rename(folder / "adapter_model.bin")
     says("a pickled checkpoint can run code")
 

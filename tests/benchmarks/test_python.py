@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import doctest
 import json
+import math
 
 import datasets
 import pytest
@@ -153,10 +154,12 @@ def test_a_module_of_ones_own_needs_tensors(pictures, tmp_path):
     [
         ([], DataError, "forget: holds no samples"),
         (iter([1]), DataError, "a data set with a length"),
+        ({"train": [(torch.zeros(3, 32, 32), 0)]}, DataError, "give one split (data['train'])"),
         ([3], ConfigError, "neither images nor texts"),
         ([(torch.zeros(3, 32, 32, dtype=torch.uint8), 0)], DataError, "torch.uint8 tensor"),
         ([(torch.zeros(3, 32, 32), 9)], DataError, "a label is 9, and the model has 4 classes"),
         ([(torch.zeros(3, 7, 7), 0)], DataError, "does not take its images"),
+        ([(torch.zeros(3, 32, 32) * math.nan, 0)], CheckpointError, "or samples without NaN"),
         (
             [(torch.zeros(3, 32, 32), 0), (torch.zeros(3, 16, 32), 0)],
             DataError,

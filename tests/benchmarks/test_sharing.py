@@ -203,6 +203,9 @@ def test_shipped_results_are_compared(cli, one_line_error, tmp_path):
     fault = one_line_error(cli("compare", "digits-class", longer, *store))
     assert f"{longer}: no results that can be read (" in fault
     assert "unknown suite 'x'" in one_line_error(cli("compare", "x", "y", *store))
+    (tmp_path / "runs" / "suites").mkdir(parents=True)
+    fault = one_line_error(cli("compare", tmp_path / "runs", "digits-class", *store))
+    assert f"is a store; write {tmp_path / 'runs'}:SUITE" in fault
     fault = one_line_error(cli("compare", silent, "tofu-small", *store))
     assert "is of digits-class, tofu-small (shipped) of tofu-small" in fault
     fault = one_line_error(cli("compare", "digits-class", "tofu-small", *store))
@@ -350,10 +353,10 @@ def test_submitting_says_what_it_lacks(scored, tmp_path, cli, one_line_error):
 def test_commands_in_messages_can_be_typed(tiny_suite, cli, tmp_path, one_line_error):
     (tmp_path / "my suites").mkdir()
     path = tiny_suite(tmp_path / "my suites", methods=METHODS)
-    store, out = ("--store", tmp_path / "store"), ("--out", tmp_path / "out")
+    store, out = ("--store", tmp_path / "my runs"), ("--out", tmp_path / "out")
     for words in (["report", path], ["attack", path], ["submit", path, *out]):
         command = one_line_error(cli(*words, *store)).rpartition("run: ")[2]
-        assert shlex.split(command) == ["unlearn", "run", str(path)]
+        assert shlex.split(command) == ["unlearn", "run", str(path), *map(str, store)]
 
 
 @pytest.fixture
@@ -401,8 +404,10 @@ def test_the_site_leaves_out_a_damaged_suite_of_a_store(scored, tmp_path, caplog
     made = make_plan(load_suite(str(scored.path)), store).results
     record = next(r.stage for r in made if (r.label, r.seed) == ("gd", 2))
     (store.folder(record.kind, record.key) / DONE).write_text("{")
+    write_files(root / "suites" / "broken+1a2b3c", {"audits.json": "{}"})  # of an attack alone
     pages = site.write_site(tmp_path / "site", None, root)
     assert "run-whole.html" in pages and "run-broken.html" not in pages
+    assert "1a2b3c" not in caplog.text
     assert "left out: broken: " in caplog.text and "is not readable" in caplog.text
 
 

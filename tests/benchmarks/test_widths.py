@@ -37,7 +37,7 @@ def printed(sections: list[Section], width: int) -> list[str]:
 
 
 def check(sections: list[Section], width: int) -> None:
-    """Every name and number of every table is there whole, and no line is longer."""
+    """Every name, number and short word of every table is there whole, and no line is longer."""
     lines = printed(sections, width)
     text = "\n".join(lines)
     assert max(map(len, lines), default=0) <= width
@@ -50,6 +50,8 @@ def check(sections: list[Section], width: int) -> None:
                 names = place == 0 and max(len(row[0]) for row in each.rows) <= terminal.NAME
                 if column.kind != "words" or names:
                     assert all(row[place] in text for row in each.rows), column.head
+                words = {word for row in each.rows for word in row[place].split()}
+                assert all(w in text for w in words if len(w) <= terminal.WORD), column.head
 
 
 @pytest.mark.parametrize("args", COMMANDS, ids=" ".join)

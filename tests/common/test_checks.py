@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import math
 import random
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from stable_forgetting.common.store.weights import tensors_digest
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.vision.benchmark import VisionBenchmark
 
+WITHOUT_GOLDEN = {"o3", "with_contrast"}
 SHORT = FitConfig(steps=2, batch_size=8)
 RETAIN = MethodInfo(1, "a paper", frozenset({"retain"}))
 ON_CPU = Runtime(device="cpu")
@@ -67,6 +70,13 @@ def test_every_registered_method_keeps_every_promise(name):
     results = check_method(name)
     assert not failures(results)
     assert [result.name for result in results] == EVERY_CHECK
+
+
+def test_every_method_has_golden_values():
+    files = (Path(__file__).parents[1] / "golden").glob("*.json")
+    held = {name for file in files for name in json.loads(file.read_text(encoding="utf-8"))}
+    added = {*METHODS.names()} - held - WITHOUT_GOLDEN
+    assert not added, "name each among VARIANTS of a test like test_newer_methods.py"
 
 
 def test_every_method_but_original_states_formula_and_source():

@@ -87,6 +87,7 @@ def test_configs_are_frozen(load):
 CASES = {
     "lrr: 1": "lrr: unknown key; did you mean 'lr'?",
     "inner: {omgea: 1}": "inner.omgea: unknown key; did you mean 'omega'?",
+    "inner.omega: 1": "inner.omega: unknown key; write inner: {omega: ...}",
     "rows: [{method: a}, {methd: b}]": "rows.1.methd: unknown key; did you mean 'method'?",
     "table: {a: {rnk: 1}}": "table.a.rnk: unknown key; did you mean 'rank'?",
     "zzz: 1": "zzz: unknown key; known: every, inner, lr, mode",

@@ -373,6 +373,7 @@ def test_the_command_prints_the_table_in_three_forms(place, cli):
     assert f"reasoning,piqa,acc,{acc}\n" in done.out
     done = cli(*words, "table")
     assert done.code == 0 and "reasoning (first 2 rows)" in done.out and "wikitext" in done.out
+    assert "`n` counts the samples." in done.out and "seeds" not in done.out
 
 
 @pytest.mark.parametrize(

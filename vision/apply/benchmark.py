@@ -201,9 +201,10 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
             return ""
         ids = ", ".join(f"{name}: {label}" for name, label in [*self.labels.ids.items()][:5])
         ids += ", ..." if len(self.labels.ids) > 5 else ""
+        where = "" if self.prepared_for is None else " (pretrained_cfg of the model's config)"
         return (
             f"The given model is right on only {right[part]:.1f} % of the {part} images: check the "
-            f"class names ({self.labels.origin}; {ids}) and the preprocessing."
+            f"class names ({self.labels.origin}; {ids}) and the preprocessing{where}."
         )
 
     def outcome(self, statement: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from stable_forgetting.common.store.adapters import (
     ADAPTER_WEIGHTS,
     base_of,
     is_adapter,
+    read_base,
     with_adapter,
 )
 from stable_forgetting.common.store.weights import (
@@ -216,8 +217,7 @@ def is_timm(path: Path) -> bool:
 
 def _read_folder(folder: Path) -> Checkpoint:
     if is_adapter(folder):
-        base = Path(base_of(folder))
-        return replace(read_checkpoint(base), repository=None, adapter=folder)
+        return replace(read_base(folder, read_checkpoint), repository=None, adapter=folder)
     weights, config = folder / WEIGHTS, folder / CONFIG
     if not weights.is_file():
         for other in sorted(folder.iterdir()):
@@ -235,8 +235,8 @@ def _read_folder(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{config}: must be a mapping")
     if "architecture" not in content and content.get("architectures"):
         raise CheckpointError(
-            f"{config}: a model of transformers, and images need one of timm's; in Python, "
-            "forget() takes any module that returns logits"
+            f"{config}: a model of transformers, and a folder of images needs one of timm's; give "
+            "texts as .jsonl files; in Python, forget() takes any module that returns logits"
         )
     return replace(_checked(weights, _in_parts(content), str(config)), folder=folder)
 

@@ -100,7 +100,7 @@ def _hold_out(pool: Pool, config: DataConfig) -> tuple[Pool, Pool]:
     if not 0 < count < len(everything):
         raise DataError(
             f"{config.name} has {len(everything)} images and no test set of its own:"
-            f" give test_images, between 1 and {len(everything) - 1}"
+            f" give protocol.data.test_images, between 1 and {len(everything) - 1}"
         )
     held_out = balanced_draw(everything, pool.labels, count, config.subset_seed, "test")
     return _rows(pool, np.setdiff1d(everything, held_out)), _rows(pool, held_out)
