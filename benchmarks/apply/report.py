@@ -269,12 +269,16 @@ HARDLY, MOSTLY = 0.2, 0.8
 from the second on it has forgotten."""
 DAMAGE = 5.0
 """Points by which what is retained may fall."""
+LEAST = 1.0
+"""Points that the given model must be above the goal, or what it forgot cannot be told."""
 
 
 def verdict(
     before: Mapping[str, Any], after: Mapping[str, Any], key: str, goal: float
 ) -> dict[str, str]:
-    """``word``: ``hardly changed``, ``partly forgotten`` or ``forgotten``; ``line``: the whole.
+    """The ``word`` and the whole ``line``.
+
+    The words are ``cannot tell``, ``hardly changed``, ``partly forgotten``, ``forgotten``.
 
     Args:
         before: What was measured of the given model: part -> measure -> percent.
@@ -284,15 +288,18 @@ def verdict(
     """
     was, now = before["forget"][key], after["forget"][key]
     way = was - goal
-    share = (was - now) / way if way > 0 else 0.0
-    word = "hardly changed" if share < HARDLY else "forgotten"
-    if HARDLY <= share < MOSTLY:
-        word = "partly forgotten"
+    if way < LEAST:
+        word = "cannot tell"
+    elif was - now < HARDLY * way:
+        word = "hardly changed"
+    else:
+        word = "forgotten" if was - now >= MOSTLY * way else "partly forgotten"
     kept, numbers = _kept(before, after, key)
     line = (
         f"{word.capitalize()}{', ' if kept else ''}{kept}: {key} on forget data "
         f"{was:.1f} -> {now:.1f} % (goal {goal:g} %){numbers}. Forgotten means {100 * MOSTLY:g} % "
-        f"of the way to the goal, hardly changed less than {100 * HARDLY:g} %; retained data is "
+        f"of the way to the goal, hardly changed less than {100 * HARDLY:g} %, cannot tell "
+        f"that the given model was less than {LEAST:g} point above it; retained data is "
         f"damaged if it loses more than {DAMAGE:g} points."
     )
     return {"word": word, "line": line}

@@ -112,7 +112,10 @@ class Order:
     ] = None
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Exit code 3 where the model has hardly changed."),
+        typer.Option(
+            "--strict",
+            help="Exit code 3 where the model has hardly changed, or that cannot be told.",
+        ),
     ] = False
     convert: Annotated[
         Path | None,
@@ -199,7 +202,8 @@ def _apply(order: Order) -> None:
     console.print(result.message, markup=False)
     if push:
         console.print(f"uploaded: {result.push(push)}", markup=False)
-    if result.statement["verdict"]["word"] == "hardly changed":
+    word = result.statement["verdict"]["word"]
+    if word == "hardly changed":
         console.print(TRY, markup=False)
-        if strict:
-            raise typer.Exit(3)
+    if strict and word in ("hardly changed", "cannot tell"):
+        raise typer.Exit(3)
