@@ -311,10 +311,13 @@ def listed(given: str | Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:
-    """A suffix such as ``; did you mean 'omega'?`` or the list of all names."""
+    """A suffix such as ``; did you mean 'omega'?`` or all names, or three of over 40."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
+    if len(names) > 40:
+        nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
+        return f"; {len(names)} are known, such as {', '.join(nearest)}"
     return f"; known: {', '.join(sorted(names))}" if names else ""
 
 

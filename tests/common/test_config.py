@@ -253,6 +253,8 @@ def test_unstorable_numbers_are_refused():
 def test_did_you_mean():
     assert did_you_mean("omgea", ["omega", "rank"]) == "; did you mean 'omega'?"
     assert did_you_mean("zzz", ["b", "a"]) == "; known: a, b"
+    many = [f"name-{number}" for number in range(50)]
+    assert did_you_mean("zzz-7", many).startswith("; 50 are known, such as name-7, name-")
     assert did_you_mean("zzz", []) == ""
 
 
