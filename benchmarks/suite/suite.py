@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from stable_forgetting.benchmarks.suite.grid import Grid
 from stable_forgetting.benchmarks.suite.tune import Tune
@@ -28,7 +28,17 @@ FLOOR = "retrain (second)"
 """The row of the second Retrain."""
 BUDGETED = ("steps", "epochs", "schedule")
 """Params that a suite's budget gives; a row that has one of its own has a budget of its own."""
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w .+=()-]{0,79}$")]
+
+
+def _is_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w .+=()-]{0,79}", value):
+        raise ValueError(
+            "write at most 80 letters, digits, blanks and _.+=()-, a letter or digit first"
+        )
+    return value
+
+
+Name = Annotated[str, AfterValidator(_is_name)]
 """Names become folders, and parts of comma-separated lists."""
 
 

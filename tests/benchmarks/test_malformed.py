@@ -89,7 +89,7 @@ SUITES = [
     ("methods.gd_lora={params: {adapter: {bound: relative}}}", "takes phi: sine or tanh"),
     ("methods.gd=[1]", "methods.gd"),
     ("methods.a/b={method: gd}", "methods.a/b"),
-    ("suite=../x", "suite: "),
+    ("suite=../x", "suite: write at most 80 letters"),
     ("folds={kind: nested, protocols: [{}, {}]}", "folds.kind"),
     ("folds={kind: scalability, protocols: [{}]}", "folds.protocols"),
     (
