@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from fnmatch import fnmatch
 
 import pytest
@@ -222,6 +223,19 @@ def test_no_linear_layer_is_one_line():
 def test_other_models_are_taken_for_transformers():
     assert family_of("deit_small_patch16_224.fb_in1k") is family_of("scratch") is VIT
     assert family_of("beit_base_patch16_224").targets == VIT.targets
+
+
+def test_a_folder_of_weights_says_how_images_are_prepared(tmp_path):
+    model = ModelConfig(name="vit_tiny_patch16_224", checkpoint=str(tmp_path))
+    assert input_spec(model).mean == (0.5, 0.5, 0.5)
+    prepared = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.2]}
+    for content in ({"pretrained_cfg": prepared}, prepared):
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "x", **content}))
+        assert input_spec(model)[1:] == ((0.4, 0.5, 0.6), (0.2, 0.2, 0.2))
+    for content in ('{"mean": 3}', "[1]", "{"):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"config\.json: mean and std cannot be read"):
+            input_spec(model)
 
 
 # -- checkpoints ----------------------------------------------------------------------------------

@@ -24,7 +24,11 @@ from stable_forgetting.common.store.adapters import base_of, is_adapter, with_ad
 from stable_forgetting.common.store.weights import WEIGHTS
 from stable_forgetting.vision.config import PACKAGE, ModelConfig
 from stable_forgetting.vision.data.source import InputSpec
-from stable_forgetting.vision.models.checkpoint import load_checkpoint, load_tensors
+from stable_forgetting.vision.models.checkpoint import (
+    load_checkpoint,
+    load_tensors,
+    preparation_of,
+)
 from stable_forgetting.vision.models.family import family_of
 from stable_forgetting.vision.models.packages import package_state
 
@@ -220,8 +224,9 @@ def input_spec(
 ) -> InputSpec:
     """Input side, mean and std of a model, without building it.
 
-    timm models bring their own; grey images get the mean over the channels.  Scratch models take
-    (0.3, 0.35) for grey and CIFAR-10's statistics for colour images.
+    timm models bring their own, which the ``config.json`` in a checkpoint's folder may replace;
+    grey images get the mean over the channels.  Scratch models take (0.3, 0.35) for grey and
+    CIFAR-10's statistics for colour images.
     """
     size = image_size or config.image_size
     if config.name == "scratch":
@@ -230,7 +235,8 @@ def input_spec(
     _check_name(config.name)
     registered = get_pretrained_cfg(config.name)
     assert registered is not None
-    resolved = resolve_model_data_config(None, pretrained_cfg=registered.to_dict())
+    prepared = {**registered.to_dict(), **preparation_of(config.checkpoint)}
+    resolved = resolve_model_data_config(None, pretrained_cfg=prepared)
     mean, std = (tuple(map(float, resolved[key])) for key in ("mean", "std"))
     if in_chans != len(mean):
         mean, std = ((sum(values) / len(values),) * in_chans for values in (mean, std))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import logging
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from timm.layers import resample_abs_pos_embed
@@ -38,6 +40,23 @@ def load_checkpoint(
     state = _read_safetensors(path)
     refuse_wrapped(path, state)
     load_tensors(model, state, str(path), new_head=new_head, keep_head=keep_head)
+
+
+def preparation_of(checkpoint: str | None) -> dict[str, Any]:
+    """``mean`` and ``std`` of images, where a ``config.json`` in a checkpoint's folder has them.
+
+    Raises:
+        CheckpointError: They cannot be read.
+    """
+    file = Path(checkpoint or "", "config.json")
+    if not checkpoint or not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        own = content.get("pretrained_cfg") or content
+        return {key: [float(value) for value in own[key]] for key in ("mean", "std") if key in own}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file}: mean and std cannot be read ({one_line(error)})") from None
 
 
 def load_tensors(
