@@ -16,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from stable_forgetting.common.base.errors import CheckpointError, one_line
-from stable_forgetting.common.store.weights import refuse_wrapped
+from stable_forgetting.common.store.weights import CONFIG, refuse_wrapped
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def preparation_of(checkpoint: str | None) -> dict[str, Any]:
     Raises:
         CheckpointError: They cannot be read.
     """
-    file = Path(checkpoint or "", "config.json")
+    file = Path(checkpoint or "", CONFIG)
     if not checkpoint or not file.is_file():
         return {}
     try:
