@@ -25,7 +25,8 @@ def main_table(
     Args:
         columns: Heads in the order wanted, with or without arrow; all but marks where empty.
         names: Label of a row -> what the paper calls it.
-        bold: Whether the best row of every column with an arrow is bold, references apart.
+        bold: Whether the best row of every column with an arrow is bold, references apart, and rows
+            that diverged on a seed.
     """
     table = next((s.content for s in sections if isinstance(s.content, Table)), None)
     if table is None:
@@ -68,7 +69,12 @@ def _best(table: Table, place: int) -> set[str]:
     if arrow not in tuple(ARROWS):
         return set()
     references = {*table.marks, *REFERENCES}  # a report that was read back has no marks
-    methods = [row for row in table.rows if not references & {row[0], row[0].split(" ")[0]}]
+    methods = [
+        row
+        for row in table.rows
+        if not references & {row[0], row[0].split(" ")[0]}
+        and not any(cell.endswith(" diverged)") for cell in row)
+    ]
     known = {row[0]: _cost(row[place], arrow) for row in methods}
     costs = {name: cost for name, cost in known.items() if cost is not None}
     return {name for name, cost in costs.items() if cost == min(costs.values())}
