@@ -147,6 +147,8 @@ def test_records_of_a_method_that_is_not_here_make_a_table(scored, tmp_path):
         ('{"suite": "a", "row": "b"}', "line 1: no record of a row"),
         ("twice", "has this seed already"),
         ("other", "of another suite or protocol"),
+        ("metrics", "line 2: measured by version 99 of the metrics, line 1 by version "),
+        ("method", "line 2: original of version 99 of its method, and before of version "),
         ("endless", "line 1: no record of a row"),
     ],
 )
@@ -155,6 +157,9 @@ def test_a_bad_file_of_records_is_one_line(scored, tmp_path, cli, one_line_error
     other = json.dumps({**json.loads(first), "suite": "b"})
     endless = json.dumps({**json.loads(first), "forget": math.inf})
     lines = {"twice": f"{first}\n{first}\n", "other": f"{first}\n{other}\n", "endless": endless}
+    for name, key in (("metrics", "benchmark_version"), ("method", "method_version")):
+        later = json.dumps({**json.loads(first), "seed": 77, key: 99})
+        lines[name] = f"{first}\n{later}\n"
     file = tmp_path / "bad.jsonl"
     file.write_text(lines.get(text, text))
     assert fault in one_line_error(cli("report", "--records", file))
