@@ -274,6 +274,9 @@ def test_a_row_that_diverged_is_not_the_best_of_a_paper(board):
     assert bold == {"gd"}, "gd_sine is nearer on the one seed that is left"
     seeds = made.content.heads.index("n")
     assert {row[0]: row[seeds] for row in made.content.rows}["gd_sine"] == "2 (1 diverged)"
+    (made,) = paper_table(sections(board), ("AG4",), {"gd_sine": "Sine"}, bold=True)
+    names = [row[0] for row in made.content.rows]
+    assert {"gd", "Sine (1 diverged)", "gd_ball (2 diverged)"} < {*names}, "without n too"
 
 
 def test_seeds_that_diverged_are_not_said_to_be_in_the_means(board, hand_made, tmp_path):
