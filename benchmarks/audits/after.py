@@ -162,6 +162,10 @@ def sections(name: str, rows: Sequence[Shown]) -> list[Section]:
     )
     if floor is not None:
         text += f" The noise floor is the second Retrain: {floor:.1f}."
+    most = max(row.attacks for row in rows)
+    fewer = [f"{r.label} ({r.attacks} of {most})" for r in ordered(rows) if r.attacks < most]
+    if fewer:
+        text += f" An attack without a value on some seed is left out: {', '.join(fewer)}."
     heads: list[str | Column] = [
         "method",
         Column("rank"),

@@ -98,7 +98,8 @@ def _show_brief(
     if board.complete and whole:
         text = BENCHMARKS[suite.spec.benchmark].modality != "vision"
         chosen = write_samples(board, runtime, PAGE_TEXTS if text else PAGE_IMAGES)
-        rows = (*REFERENCES, *methods)
+        told = chosen[0].answers  # what diverged has none
+        rows = [row for row in (*REFERENCES, *methods) if row in told]
         few = [replace(one, answers={row: one.answers[row] for row in rows}) for one in chosen]
         show(console, [text_section(few[:TEXTS]) if text else image_section(few[:IMAGES])])
 

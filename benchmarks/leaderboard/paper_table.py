@@ -25,7 +25,8 @@ def main_table(
     Args:
         columns: Heads in the order wanted, with or without arrow; all but marks where empty.
         names: Label of a row -> what the paper calls it.
-        bold: Whether the best row of every column with an arrow is bold, references apart.
+        bold: Whether the best row of every column with an arrow is bold, references apart, and rows
+            that diverged on a seed.
     """
     table = next((s.content for s in sections if isinstance(s.content, Table)), None)
     if table is None:
@@ -35,10 +36,12 @@ def main_table(
     labels = {row[0]: row[0].removesuffix(READING) for row in table.rows}
     check_known("--main: no row", names, [*labels.values()])
     best = {place: _best(table, place) for place in places[1:]} if bold else {}
-    rows = [
-        (names.get(labels[row[0]], row[0]), *(_cell(row, place, best) for place in places[1:]))
-        for row in table.rows
-    ]
+    counted = any(table.heads[place] == "n" for place in places)
+    rows = []
+    for row in table.rows:
+        name = names.get(labels[row[0]], row[0])
+        name = name if counted else f"{name} {_diverged(row)}".rstrip()
+        rows.append((name, *(_cell(row, place, best) for place in places[1:])))
     heading = next((section.title for section in sections if section.title), "")
     title = next((text for section in sections for text in section.text), "")
     chosen = tuple(replace(table.columns[place], doc="") for place in places)
@@ -58,6 +61,11 @@ def _plain(head: str) -> str:
     return head.strip().rstrip(f" {ARROWS}").lower()
 
 
+def _diverged(row: Sequence[str]) -> str:
+    """``(1 diverged)``, from the cell that counts seeds; empty where none did."""
+    return next((cell[cell.index("(") :] for cell in row if cell.endswith(" diverged)")), "")
+
+
 def _cell(row: Sequence[str], place: int, best: Mapping[int, set[str]]) -> str:
     return f"**{row[place]}**" if row[0] in best.get(place, ()) else row[place]
 
@@ -68,7 +76,11 @@ def _best(table: Table, place: int) -> set[str]:
     if arrow not in tuple(ARROWS):
         return set()
     references = {*table.marks, *REFERENCES}  # a report that was read back has no marks
-    methods = [row for row in table.rows if not references & {row[0], row[0].split(" ")[0]}]
+    methods = [
+        row
+        for row in table.rows
+        if not references & {row[0], row[0].split(" ")[0]} and not _diverged(row)
+    ]
     known = {row[0]: _cost(row[place], arrow) for row in methods}
     costs = {name: cost for name, cost in known.items() if cost is not None}
     return {name for name, cost in costs.items() if cost == min(costs.values())}

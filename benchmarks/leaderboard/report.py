@@ -19,7 +19,7 @@ from stable_forgetting.benchmarks.leaderboard.tables import (
     main_table,
 )
 from stable_forgetting.benchmarks.leaderboard.target import target
-from stable_forgetting.benchmarks.leaderboard.tuning import tuning_sections
+from stable_forgetting.benchmarks.leaderboard.tuning import by_attack, tuning_sections
 from stable_forgetting.benchmarks.leaderboard.verdicts import (
     comparison_line,
     order_lines,
@@ -32,7 +32,6 @@ from stable_forgetting.benchmarks.report.section import Section, filled
 from stable_forgetting.benchmarks.suite.goals import rule_sets
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
-from stable_forgetting.benchmarks.suite.tune import SLACK
 from stable_forgetting.benchmarks.sweeps.report import sections as sweep_sections
 from stable_forgetting.common.measure.ranking import shares
 from stable_forgetting.common.measure.rules import TargetRule
@@ -283,12 +282,9 @@ def choice_lines(board: Leaderboard) -> list[str]:
             f"Settings: the best of {best} by held-out forgetting and utility on seed {seeds}, "
             f"without a Retrain: {rule.words}."
         ]
-    attack = ""
-    if tune.after_attack:
-        attack = f", and by {tune.after_attack} among those within {SLACK:g} times the smallest"
     return [
         f"Settings: the best of {best} by the distance to the Retrain of seed "
-        f"{seeds}{attack}. No user has such a Retrain."
+        f"{seeds}{by_attack(tune)}. No user has such a Retrain."
     ]
 
 

@@ -111,7 +111,11 @@ def _text_samples(
 def write_samples(board: Leaderboard, runtime: Runtime, count: int = 100) -> list[Sample]:
     """Writes the page of at most ``count`` samples of the board's first seed, beside its report."""
     seed = min(board.suite.spec.seeds)
-    labels = [row.label for row in board.rows if (row.label, 0, seed) in board.stages]
+    labels = [
+        row.label
+        for row in board.rows
+        if (row.label, 0, seed) in board.stages and seed not in row.diverged
+    ]
     if not labels:
         raise DataError(f"{board.suite.name} has no stored scores of seed {seed}")
     chosen = samples(board, runtime, labels, seed=seed, count=count)
@@ -140,12 +144,13 @@ def sample_sections(board: Leaderboard, chosen: Sequence[Sample], seed: int) -> 
 
 IMAGE_LEGEND = (
     "Each line is a model's answer and its probability. Green: as the retrained model answers. "
-    "Orange: otherwise."
+    "Orange: otherwise. Without a retrained model no line has a colour."
 )
 TEXT_LEGEND = (
     "Each line is a model's answer, and the probability of the true answer (mean over its tokens). "
     "Marked words stand in the true answer and not in the question. Orange: the answer has a "
-    "marked word that the retrained model does not write. Green: it has none."
+    "marked word that the retrained model does not write. Green: it has none. Without a retrained "
+    "model, or a word to mark, no line has a colour."
 )
 
 
@@ -157,10 +162,12 @@ def marked(sample: Sample, methods: Mapping[str, str]) -> Sample:
     told = words(sample.truth) - words(sample.question) if sample.question else frozenset()
     retrains = (own for who, own in sample.answers.items() if methods[who] == "retrain")
     reference, answers = next(retrains, None), {}
+    if sample.question and not told:  # no word to mark
+        reference = None
     for who in sorted(sample.answers, key=lambda who: methods[who] not in REFERENCES):
-        answer = sample.answers[who]
-        same = reference is None or not _differs(answer, reference, told)
-        mark = "" if methods[who] in REFERENCES else "same" if same else "other"
+        answer, mark = sample.answers[who], ""
+        if reference is not None and methods[who] not in REFERENCES:
+            mark = "other" if _differs(answer, reference, told) else "same"
         answers[who] = replace(answer, mark=mark, recalled=told)
     return replace(sample, answers=answers)
 

@@ -25,6 +25,7 @@ from stable_forgetting.common.measure.verdict import MARGIN, Word
 
 NARROW_COLUMNS = 4
 DISTANCE = "is the distance that orders the rows"
+SOME_DIVERGED = "counts the seeds; those that diverged are in no mean"
 CRITERIA = (
     "says whether a rule holds, or which of its criteria fail (a single one: on how many seeds)"
 )
@@ -49,7 +50,9 @@ def main_table(board: Leaderboard) -> Table:
     """The suite's columns, AG, distances by sample, and what else the benchmark's rule derives."""
     names, answers = _averages_and_answers(board)
     rule = board.rule
-    heads: list[str | Column] = ["method", "n", *_metric_heads(board, names)]
+    diverged = any(row.diverged for row in board.rows)
+    seeds = Column("n", doc=SOME_DIVERGED) if diverged else "n"
+    heads: list[str | Column] = ["method", seeds, *_metric_heads(board, names)]
     weighted = "is the weighted mean |gap| over"
     heads += [
         Column(f"{axis.title} ↓", doc=f"{weighted} {', '.join(axis.weights)}") for axis in rule.axes

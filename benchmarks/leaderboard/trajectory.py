@@ -48,7 +48,7 @@ def read_trajectories(board: Leaderboard, store: StageStore) -> Trajectories:
     targets = {
         record.seed: board.stage(label, record)
         for label, record in board.records
-        if record.method == "retrain" and record.replicate == 0
+        if (record.method, record.replicate, record.status) == ("retrain", 0, "ok")
     }
     return _of_rows(board, lambda model, seed: _trajectory(board, store, model, targets.get(seed)))
 

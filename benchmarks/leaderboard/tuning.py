@@ -18,6 +18,7 @@ from stable_forgetting.benchmarks.report.cells import MISSING, settings
 from stable_forgetting.benchmarks.report.columns import DOCS
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.suite.tune import SLACK, Tune
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.goal import Role
 from stable_forgetting.common.measure.rules import TargetRule
@@ -87,8 +88,8 @@ def tuning_sections(board: Leaderboard) -> list[Section]:
         against = f", without a Retrain ({rule.words})"
     budget = (
         f"{tune.budget} on seed {', '.join(map(str, tune.seeds))}, chosen by the smallest "
-        f"{rule.title} there{against}{board.tuned_on}; test data was not scored. The chosen "
-        "config was then frozen for the seeds above."
+        f"{rule.title} there{by_attack(tune)}{against}{board.tuned_on}; test data was not scored. "
+        "The chosen config was then frozen for the seeds above."
     )
     lines = [
         f"{rows}: {SAMPLERS[sampler]}, {space}" for rows, sampler, space in sources(board.suite)
@@ -114,6 +115,13 @@ def tuning_sections(board: Leaderboard) -> list[Section]:
     ]
 
 
+def by_attack(tune: Tune) -> str:
+    """The rest of what chose a trial, where an attack had a say."""
+    if not tune.after_attack:
+        return ""
+    return f", and by {tune.after_attack} among those within {SLACK:g} times the smallest"
+
+
 def _trial_table(trials: Sequence[Trial]) -> Table:
     """A line per tuned row: what was chosen, how far it was, and how far the others were."""
     lines = []
@@ -134,14 +142,16 @@ def _gap(gap: float) -> str:
 
 
 def close_calls(rows: Sequence[BoardRow], trials: Sequence[Trial]) -> list[str]:
-    """Rows whose second best trial is nearer to the best than their distance spreads over seeds."""
+    """Rows whose next trial is nearer to the chosen one than their distance spreads over seeds."""
     close = []
     for row in rows:
-        gaps = sorted(trial.gap for trial in trials if trial.label == row.label)
+        own = [trial for trial in trials if trial.label == row.label]
+        best = [trial.gap for trial in own if trial.chosen]
+        others = [trial.gap for trial in own if not trial.chosen]
         distance = row.derived.get("ag")
-        if len(gaps) < 2 or distance is None or distance.std is None:
+        if not best or not others or distance is None or distance.std is None:
             continue
-        if math.isfinite(gaps[0]) and gaps[1] - gaps[0] < distance.std:
+        if abs(min(others) - best[0]) < distance.std:
             close.append(row.label)
     return close
 

@@ -89,8 +89,10 @@ def _factor(log: float) -> str:
 
 
 def _reach(rows: Sequence[BoardRow], members: int) -> str:
-    """What the seeds cannot show; empty where every row alone could be shown to differ."""
-    n = max((row.verdict.n for row in rows if row.verdict), default=0)
+    """What the seeds cannot show; empty where every row alone could, and of no row."""
+    if not rows:
+        return ""
+    n = max(row.verdict.n for row in rows if row.verdict)
     if n < LEAST_SEEDS:
         return f"{n} seeds are too few for verdicts, which take {LEAST_SEEDS}: there are no marks."
     text = ""
@@ -160,6 +162,9 @@ def comparison_line(board: Leaderboard, comparison: Comparison) -> str:
         reading = f"{closer} is closer to {'its goals' if board.rule.goals else 'Retrain'}"
     if alike(summary):
         reading = "the same to two decimals"
+    pair = (comparison.first, comparison.second)
+    if lost := [row.label for row in board.rows if row.label in pair and row.diverged]:
+        reading = f"no reading, as {' and '.join(lost)} diverged on a seed"
     return (
         f"{board.rule.title} of {comparison.first} − {comparison.second}: {summary.mean:+.2f}"
         f"{interval}{'' if q is None else f', p {q:.2g}'}, n {summary.n}: {reading}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -50,7 +51,7 @@ _LABEL = re.compile(r"[^a-z0-9]+")
 
 def write(sections: Sequence[Section]) -> str:
     """The tables of a report, to be read by ``\\input``."""
-    blocks = [HEAD]
+    blocks, labels = [HEAD], Counter[str]()
     heading = name = ""
     for section in sections:
         heading = section.title or heading
@@ -58,7 +59,7 @@ def write(sections: Sequence[Section]) -> str:
         if isinstance(section.content, Table):
             title = heading if heading.startswith(name) else f"{name}: {heading}"
             label = _LABEL.sub("-", title.lower()).strip("-")
-            blocks += _floats(section, section.content, title, label)
+            blocks += _floats(section, section.content, title, label, labels)
         else:
             paragraphs = [section.title, *section.text, *(f"- {line}" for line in section.lines)]
             blocks += [f"% {line}" for text in paragraphs for line in text.splitlines()]
@@ -72,13 +73,17 @@ def escaped(text: str) -> str:
     return _BOLD.sub(r"\\textbf{\1}", _CODE.sub(r"\\texttt{\1}", text))
 
 
-def _floats(section: Section, table: Table, heading: str, label: str) -> Iterator[str]:
+def _floats(
+    section: Section, table: Table, heading: str, label: str, labels: Counter[str]
+) -> Iterator[str]:
+    """The floats of a table; ``labels`` counts those of each label so far, as none may recur."""
     caption = " ".join(filter(None, [heading and f"{heading}.", *section.text]))
     for start in range(0, len(table.rows), LONGEST):
         part = replace(table, rows=table.rows[start : start + LONGEST])
-        number = f"-{start // LONGEST + 1}" if start else ""
+        labels[label] += 1
+        number = f"-{labels[label]}" if labels[label] > 1 else ""
         yield _float(part, f"{caption} (continued)" if start else caption, label + number)
-    yield from ("% " + line for line in section.lines)
+    yield from (f"% {line}" for text in section.lines for line in text.splitlines())
 
 
 def _float(table: Table, caption: str, label: str) -> str:

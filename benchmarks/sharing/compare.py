@@ -24,6 +24,7 @@ from stable_forgetting.benchmarks.suite.suite import FLOOR, suite_names
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
 from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.measure.rules import GapRule
 from stable_forgetting.common.measure.verdict import holm_by_key
 
 RUNS = "runs.csv"
@@ -50,12 +51,14 @@ class Results:
         suite: Name of the suite, of a varied one the name of what was varied.
         runs: In the order of its table.
         titles: Empty where not said.
+        weights: Metric -> what it weighs in the distance; empty where not said, or of goals.
     """
 
     name: str
     suite: str
     runs: Mapping[Place, Run]
     titles: Titles
+    weights: Mapping[str, float]
 
     @property
     def told(self) -> bool:
@@ -112,7 +115,9 @@ def of_board(board: Leaderboard, name: str) -> Results:
     order = [row.label for row in board.rows]
     runs = dict(sorted(runs.items(), key=lambda item: order.index(item[0][0])))
     suite = board.suite.name.partition("+")[0]
-    return Results(name, suite, runs, _titles(board.suite, board.specs, board.rule.title))
+    weights = board.rule.weights() if isinstance(board.rule, GapRule) else {}
+    titles = _titles(board.suite, board.specs, board.rule.title)
+    return Results(name, suite, runs, titles, weights)
 
 
 def _titles(suite: ResolvedSuite, specs: Mapping[str, MetricSpec], distance: str) -> Titles:
@@ -128,6 +133,7 @@ def _of_results(folder: Path, name: str) -> Results:
     with reading(f"{folder}: no results that can be read"):
         data = read_board(folder)
         suite, distance = data["suite"].partition("+")[0], data["distance"]["title"]
+        weights = {name: w for name, w in data["distance"].get("weights", {}).items() if w}
         distances = {row["row"]: row["ag_per_seed"] for row in data["rows"]}
         if not (folder / RUNS).exists():
             raise DataError(f"{folder}: no {RECORDS} and no {RUNS}; give a folder of results")
@@ -138,7 +144,7 @@ def _of_results(folder: Path, name: str) -> Results:
         known = load_suite(suite)
         specs = metric_specs(known.spec, known.probes)
         titles = _titles(known, specs, distance)
-    return Results(name, suite, runs, titles)
+    return Results(name, suite, runs, titles, weights)
 
 
 def _run(
@@ -177,7 +183,8 @@ def compare(first: Results, second: Results) -> tuple[Differences, list[str]]:
         (_, ours), (_, theirs) = first.runs[place], second.runs[place]
         if ours is not None and theirs is not None and not _fault(first, second, place):
             pairs[place[:2]].append((ours, theirs))
-    unpaired = [*_alone(first, second), *_alone(second, first), *_faults(first, second)]
+    otherwise = [*_weighed(first, second)]
+    unpaired = [*_alone(first, second), *_alone(second, first), *_faults(first, second), *otherwise]
     if not pairs:
         several = "" if first.suite == second.suite else ", results of two suites,"
         raise DataError(
@@ -187,6 +194,7 @@ def compare(first: Results, second: Results) -> tuple[Differences, list[str]]:
     differences = {}
     for row, of_row in pairs.items():
         measured = set.intersection(*({*a} & {*b} for a, b in of_row))
+        measured -= {"distance"} if otherwise else set()
         differences[row] = {
             name: paired_difference(*zip(*((a[name], b[name]) for a, b in of_row), strict=True))
             for name in measured
@@ -230,6 +238,16 @@ def _faults(first: Results, second: Results) -> Iterator[str]:
         yield f"paired by row and seed alone, since no split is told: {', '.join(silent)}"
 
 
+def _weighed(first: Results, second: Results) -> Iterator[str]:
+    """That both distances are of other columns: one less the other is of no model."""
+    if first.weights and second.weights and first.weights != second.weights:
+        told = []
+        for own in (first, second):
+            parts = (f"{name} {100 * weight:.0f} %" for name, weight in own.weights.items())
+            told.append(f"{', '.join(parts)} in {own.name}")
+        yield f"the distance, as other columns weigh: {'; '.join(told)}"
+
+
 def _name(label: str, replicate: int) -> str:
     return f"{label} ({replicate + 1})" if replicate else label
 
@@ -243,7 +261,10 @@ def sections(
     """The differences of the main columns, and what is no pair."""
     titles = {**second.titles, **first.titles}
     metrics = _metrics(first, second, differences)
-    names = ([name for name in metrics if name in titles] or metrics)[:MOST]
+    names = [name for name in metrics if name in titles] or metrics
+    if "distance" in names[MOST:]:
+        names = [*names[: MOST - 1], "distance"]
+    names = names[:MOST]
     titled = {name: titles.get(name, (name, 2)) for name in names}
     tested = "distance" if "distance" in names else next(iter(names), "")
     heads: list[str | Column] = ["method", Column("pairs", doc="counts the seeds of both")]

@@ -242,7 +242,7 @@ def _suites(kinds: Mapping[str, Sequence[Page]]) -> list[Section]:
     """A table per kind, small models first."""
     heads: list[str | Column] = [
         "suite",
-        Column("nearest", "label", "is the row of the smallest distance"),
+        Column("nearest", "label", "is the row of the smallest distance, without diverged seeds"),
         Column("distance", doc="is that row's, mean over seeds"),
         Column("floor", doc="is the distance of a second Retrain, mean over seeds"),
         Column("methods", doc="counts the rows beside the references"),
@@ -262,7 +262,8 @@ def _suites(kinds: Mapping[str, Sequence[Page]]) -> list[Section]:
 
 def _suite(page: Page) -> list[str]:
     methods, floor = _methods(page), page.data["floor"]
-    best = min(methods, key=lambda row: row["derived"]["ag"]["mean"], default=None)
+    whole = [row for row in methods if not row["diverged"]]
+    best = min(whole, key=lambda row: row["derived"]["ag"]["mean"], default=None)
     words = [(row["verdict"] or {}).get("word", "untested") for row in methods]
     nearest = [best["row"], number(best["derived"]["ag"]["mean"], 2)] if best else [MISSING] * 2
     second = number(floor["mean"] if floor else None, 2)
@@ -290,7 +291,7 @@ def _rows(page: Page) -> Iterator[list[str]]:
             MARKS[verdict["word"]] if verdict else "",
             number(_floor(page), 2),
             MISSING if MISSING in ends else f"{ends[0]} to {ends[1]}",
-            str(len(row["seeds"])),
+            str(len(row["ag_per_seed"])),
         ]
 
 
@@ -306,6 +307,6 @@ def _every(rows: Sequence[Sequence[str]], pages: Sequence[Page], place: str = ""
         Column("", "mark"),
         Column("floor", doc="is the distance of a second Retrain"),
         Column("95 % CI", doc="is of that mean, by Student's t"),
-        Column("n", doc="counts the seeds"),
+        Column("n", doc="counts the seeds in that mean"),
     ]
     return table(heads, rows, links=links, notes=NOTES)

@@ -50,7 +50,7 @@ def read_records(path: Path) -> list[Entry]:
         path: A file of records, or a folder with one.
 
     Raises:
-        DataError: There is none, or it is not one suite's.
+        DataError: There is none, or it is not one suite's, or of several versions.
     """
     file = _file(path)
     if not file.is_file():
@@ -62,11 +62,24 @@ def read_records(path: Path) -> list[Entry]:
         raise DataError(f"{file}: holds no record")
     first = entries[0]
     seen: set[tuple[str, int, int]] = set()
+    methods: dict[str, int] = {}
     for number, entry in enumerate(entries, 1):
         if entry.suite != first.suite or entry.record.protocol != first.record.protocol:
             raise DataError(
                 f"{file}: line {number}: of another suite or protocol than line 1 "
                 f"({entry.suite}, {first.suite}); keep one suite a file"
+            )
+        record, version = entry.record, first.record.benchmark_version
+        if record.benchmark_version != version:
+            raise DataError(
+                f"{file}: line {number}: measured by version {record.benchmark_version} of the "
+                f"metrics, line 1 by version {version}; keep one version a file"
+            )
+        version = methods.setdefault(entry.label, record.method_version)
+        if record.method_version != version:
+            raise DataError(
+                f"{file}: line {number}: {entry.label} of version {record.method_version} of its "
+                f"method, and before of version {version}; keep one version a file"
             )
         if entry.place in seen:
             raise DataError(f"{file}: line {number}: {entry.label} has this seed already")

@@ -124,11 +124,16 @@ def _mix(colour: tuple[int, int, int], amount: float) -> str:
 
 def _axis(line: SweepLine, x: float, y: float) -> str:
     """The rates under the columns that a panel has."""
-    names = [f"{lr:.0e}".replace("e-0", "e-").replace("e+0", "e") for lr in _rates(line)]
     return "".join(
-        svg.text(x + (index + 0.5) * CELL[0], y, name, text_anchor="middle", font_size=9)
-        for index, name in enumerate(names)
+        svg.text(x + (index + 0.5) * CELL[0], y, _power(lr), text_anchor="middle", font_size=9)
+        for index, lr in enumerate(_rates(line))
     )
+
+
+def _power(rate: float) -> str:
+    """``3e-3``, ``1.5e-3``: up to three digits, as many as it has."""
+    number, _, exponent = f"{rate:.2e}".partition("e")
+    return f"{number.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def _scale(x: float, y: float, name: str, colour: tuple[int, int, int], end: float) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -540,6 +541,15 @@ def test_rows_of_equal_utility_come_first_by_what_the_worst_attack_shows():
     }
     assert drawn.content.svg.count("<polygon") == 5 and drawn.content.file == "after_attack.svg"
     assert all(f">{tick}</text>" in drawn.content.svg for tick in range(0, 61, 10)), "round"
+
+
+def test_a_row_with_fewer_attacks_than_the_others_is_named():
+    """The largest of fewer is smaller, so its place is no better one."""
+    rows = [shown("gd", 9.0), dataclasses.replace(shown("wild", 1.0), attacks=1)]
+    (text,) = after_sections("tiny", rows)[0].text
+    assert text.endswith("An attack without a value on some seed is left out: wild (1 of 2).")
+    (text,) = after_sections("tiny", rows[:1])[0].text
+    assert "is left out" not in text
 
 
 def test_the_worst_attack_is_the_largest_difference_from_retrain(run):

@@ -9,6 +9,7 @@ import numpy as np
 from stable_forgetting.benchmarks.cli import demo
 from stable_forgetting.benchmarks.cli.options import Selection
 from stable_forgetting.benchmarks.cli.session import working
+from stable_forgetting.benchmarks.leaderboard import samples as sampled
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.run import execute
 from stable_forgetting.benchmarks.leaderboard.samples import (
@@ -65,6 +66,25 @@ def test_a_text_is_marked_where_it_recalls_what_retrain_does_not_know():
     marks = {who: answer.mark for who, answer in answers.items()}
     assert marks == {"retrain": "", "gd": "other", "npo": "same"}
     assert answers["gd"].recalled == {"berlin"}
+
+
+def test_no_answer_is_marked_without_a_retrained_model_or_a_word_to_tell_by():
+    told = {"gd": Answer("7", 0.5, 0.1)}
+    (image,) = marked(Sample(3, "", "4", told), {"gd": "gd"}).answers.values()
+    assert image.mark == ""
+    told = {"retrain": Answer("Not at all", 0.5, 0.1), "gd": Answer("It is so", 0.5, 0.1)}
+    answers = marked(Sample(3, "Is it?", "Yes", told), {who: who for who in told}).answers
+    assert [answer.mark for answer in answers.values()] == ["", ""]
+
+
+def test_a_row_that_diverged_has_no_samples(hand_made, tmp_path, monkeypatch):
+    asked = []
+    table = {"original": {1: (100, 100, 90, 10)}, "retrain": {1: (80, 99, 88, 30)}}
+    board = make_leaderboard(*hand_made(tmp_path, {**table, "gd": {1: None}}))
+    monkeypatch.setattr(sampled, "samples", lambda board, runtime, rows, **_: asked.append(rows))
+    monkeypatch.setattr(sampled, "sample_sections", lambda *_: [])
+    sampled.write_samples(board, Runtime(store=tmp_path, device="cpu"))
+    assert asked == [["retrain", "original"]]
 
 
 def test_the_page_of_samples_has_each_image_once_and_each_models_answer(copied, cli):

@@ -78,6 +78,19 @@ def test_tables_are_chosen_by_what_is_forgotten_and_by_size():
     )
 
 
+def test_a_row_that_diverged_is_not_the_nearest_and_counts_the_seeds_that_are_left():
+    own = page("one", {"gd_sine": NEAR, "gd_lora_omega": FAR})
+    own.data["rows"][0] |= {"diverged": {"9": "step 3"}, "seeds": [0, 1, 2, 3, 4, 9]}
+    files = front.lists([own], [])
+    assert '<td class="left">gd_lora_omega</td><td>3.10</td>' in files["index.html"]
+    lines = [line.split(",") for line in files["rows.csv"].splitlines()]
+    assert [(line[1], line[-1]) for line in lines] == [
+        ("row", "n"),
+        ("gd_sine", "5"),
+        ("gd_lora_omega", "5"),
+    ]
+
+
 def run(row, forget, keep, *, replicate=0, status="ok", method="gd"):
     values = {"fa": forget, "ta": keep, "wf": 0, "seed": 1}
     return {"row": row, "method": method, "replicate": replicate, "status": status, **values}

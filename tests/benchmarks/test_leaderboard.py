@@ -185,6 +185,13 @@ def test_a_report_says_what_its_seeds_cannot_tell(board_of):
     assert "at least 2 of the 14 rows are called different, or none is." in _reach(crowd, 3)
 
 
+def test_where_no_method_is_judged_nothing_is_said_of_their_seeds(board_of):
+    gone = {label: {1: None} for label in ("gd", "gd_sine")}
+    table = {label: of | gone.get(label, {}) for label, of in five(TABLE).items()}
+    text = markdown.write(sections(board_of(table)))
+    assert "| original | ≠ different | 5/5 |" in text and "seeds are too few" not in text
+
+
 def test_a_saturated_metric_is_named(board_of):
     dead = {
         label: {
@@ -388,6 +395,16 @@ def test_comparisons_use_common_seeds_only(board_of):
     assert only.difference.summary.n == 1
     assert only.difference.summary.mean == pytest.approx(1.4)
     assert only.difference.p_value is None
+
+
+def test_a_row_that_diverged_is_closer_than_none(board_of):
+    """The seeds that are left may be those on which it did well."""
+    table = five(TABLE)
+    table["gd_sine"] = {**table["gd_sine"], 1: None}
+    pairs = [["gd", "original"], ["gd_sine", "original"]]
+    text = markdown.write(sections(board_of(table, compare=pairs)))
+    assert "n 5: gd is closer to Retrain." in text
+    assert "n 4: no reading, as gd_sine diverged on a seed." in text
 
 
 def test_records_of_two_data_sets_are_refused(hand_made, put_record, tmp_path):

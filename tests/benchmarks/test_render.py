@@ -18,6 +18,7 @@ from rich.console import Console
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow
 from stable_forgetting.benchmarks.leaderboard.data import row_lines, run_lines, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.paper_table import main_table as paper_table
 from stable_forgetting.benchmarks.leaderboard.picture import draw, picture, ticks_to
 from stable_forgetting.benchmarks.leaderboard.report import divergence_lines, sections
 from stable_forgetting.benchmarks.leaderboard.settings import row_detail, settings_sections
@@ -253,6 +254,39 @@ def test_tex_is_escaped_and_its_marks_are_notes(board, hand_made, tmp_path):
     assert all(line.startswith("%") for line in outside.splitlines() if line)
     long = tex.write([Section("t", content=table(["a", "b"], [["r", "1"]] * 100))])
     assert long.count("\\toprule") == 3 and long.count("r & 1") == 100
+
+
+def test_no_two_tables_of_a_tex_file_have_one_label():
+    short, long = (table(["a", "b"], [["r", "1"]] * count) for count in (1, 50))
+    text = tex.write([Section("t"), *(Section(content=one) for one in (short, long, short))])
+    labels = re.findall(r"\\label\{(.*?)\}", text)
+    assert labels == ["tab:t", "tab:t-2", "tab:t-3", "tab:t-4"]
+
+
+def test_a_line_below_a_tex_table_is_a_comment_to_its_end():
+    text = tex.write([Section("t", content=table(["a", "b"], [["r", "1"]]), lines=("x\ny & z",))])
+    assert text.endswith("% x\n% y & z\n")
+
+
+def test_a_row_that_diverged_is_not_the_best_of_a_paper(board):
+    (made,) = paper_table(sections(board), (), {}, bold=True)
+    bold = {row[0] for row in made.content.rows if any("**" in cell for cell in row)}
+    assert bold == {"gd"}, "gd_sine is nearer on the one seed that is left"
+    seeds = made.content.heads.index("n")
+    assert {row[0]: row[seeds] for row in made.content.rows}["gd_sine"] == "2 (1 diverged)"
+    (made,) = paper_table(sections(board), ("AG4",), {"gd_sine": "Sine"}, bold=True)
+    names = [row[0] for row in made.content.rows]
+    assert {"gd", "Sine (1 diverged)", "gd_ball (2 diverged)"} < {*names}, "without n too"
+
+
+def test_seeds_that_diverged_are_not_said_to_be_in_the_means(board, hand_made, tmp_path):
+    docs = [column.doc for column in main_table(board).columns if column.head == "n"]
+    assert docs == ["counts the seeds; those that diverged are in no mean"]
+    whole = {label: of for label, of in TABLE.items() if label not in ("gd_sine", "gd_ball")}
+    (tmp_path / "whole").mkdir()
+    plain = main_table(make_leaderboard(*hand_made(tmp_path / "whole", whole)))
+    docs = [column.doc for column in plain.columns if column.head == "n"]
+    assert docs == ["counts the seeds in the means"]
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="no LaTeX")

@@ -26,6 +26,7 @@ from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.shipped import RESULTS
+from stable_forgetting.benchmarks.sharing import compare as comparing
 from stable_forgetting.benchmarks.sharing import site
 from stable_forgetting.benchmarks.sharing.bundle import MANIFEST, write_bundle
 from stable_forgetting.benchmarks.sharing.records import board_of, read_records
@@ -146,6 +147,8 @@ def test_records_of_a_method_that_is_not_here_make_a_table(scored, tmp_path):
         ('{"suite": "a", "row": "b"}', "line 1: no record of a row"),
         ("twice", "has this seed already"),
         ("other", "of another suite or protocol"),
+        ("metrics", "line 2: measured by version 99 of the metrics, line 1 by version "),
+        ("method", "line 2: original of version 99 of its method, and before of version "),
         ("endless", "line 1: no record of a row"),
     ],
 )
@@ -154,6 +157,9 @@ def test_a_bad_file_of_records_is_one_line(scored, tmp_path, cli, one_line_error
     other = json.dumps({**json.loads(first), "suite": "b"})
     endless = json.dumps({**json.loads(first), "forget": math.inf})
     lines = {"twice": f"{first}\n{first}\n", "other": f"{first}\n{other}\n", "endless": endless}
+    for name, key in (("metrics", "benchmark_version"), ("method", "method_version")):
+        later = json.dumps({**json.loads(first), "seed": 77, key: 99})
+        lines[name] = f"{first}\n{later}\n"
     file = tmp_path / "bad.jsonl"
     file.write_text(lines.get(text, text))
     assert fault in one_line_error(cli("report", "--records", file))
@@ -179,6 +185,36 @@ def test_a_comparison_is_paired(scored, cli, tmp_path):
     text = cli("compare", own, file, "--format", "md").out
     assert f"only in {own}: seeds 2 of gd_sine" in text
     assert "seed 2: other splits: original" in text and "+3.5 [-2.9, +9.9]" in text
+
+
+def results(name, weights, columns=("ua", "ta")):
+    """Three seeds of one row: the distance is 1 more on each, everything else is 0."""
+    runs = {
+        ("gd", 0, seed): ("split", dict.fromkeys(columns, 0.0) | {"distance": float(seed)})
+        for seed in (1, 2, 3)
+    }
+    titles = {column: (column, 1) for column in (*columns, "distance")}
+    return comparing.Results(name, "tiny", runs, titles, weights)
+
+
+def test_distances_of_other_columns_are_not_compared():
+    """A column that is noise in one table alone weighs in the other: both print one title."""
+    whole, part = results("a", {"ua": 0.5, "ta": 0.5}), results("b", {"ua": 1.0})
+    differences, told = comparing.compare(whole, part)
+    assert {*differences["gd", 0]} == {"ua", "ta"}
+    assert told == ["the distance, as other columns weigh: ua 50 %, ta 50 % in a; ua 100 % in b"]
+    for other in (results("b", {"ta": 0.5, "ua": 0.5}), results("b", {})):
+        differences, told = comparing.compare(whole, other)
+        assert "distance" in differences["gd", 0] and told == []
+
+
+def test_a_comparison_of_many_columns_has_the_distance():
+    """p is of the distance also where a suite has more columns than the table."""
+    many = results("a", {}, [f"m{number}" for number in range(12)])
+    _, shown = comparing.sections(many, many, *comparing.compare(many, many))
+    heads = shown.content.heads
+    assert heads[2:-1] == [*(f"m{number}" for number in range(7)), "distance"]
+    assert "of distance, corrected" in shown.content.columns[-1].doc
 
 
 def test_shipped_results_are_compared(cli, one_line_error, tmp_path):

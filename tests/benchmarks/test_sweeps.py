@@ -36,7 +36,7 @@ from stable_forgetting.benchmarks.sweeps.derive import (
     letters,
     sign_test,
 )
-from stable_forgetting.benchmarks.sweeps.draw import picture
+from stable_forgetting.benchmarks.sweeps.draw import _power, picture
 from stable_forgetting.benchmarks.sweeps.report import place_table, sections, share_table
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
@@ -195,6 +195,13 @@ def test_tables_and_picture_of_hand_made_cells():
     words = [node.text for node in ET.fromstring(picture(board).svg).iter() if node.text]
     assert {"U", "D", "∅", "60", "a: 50 %", "b: 0 %"} <= set(words)
     assert words.count("1e-2") == 2  # one axis per method
+
+
+def test_rates_of_an_axis_are_not_rounded_into_each_other():
+    """An axis that is not 1, 3, 10 is extended by half decades, and a user may give any rate."""
+    rates = (1e-5, 0.0015, 0.002, next_rate(0.02, up=True), 1.0, 1000.0)
+    shown = [_power(rate) for rate in rates]
+    assert shown == ["1e-5", "1.5e-3", "2e-3", "6.32e-2", "1e0", "1e3"]
 
 
 def test_a_sweep_says_how_much_of_the_ceiling_its_cells_reached():

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stable_forgetting.benchmarks.leaderboard import target
+from stable_forgetting.benchmarks.leaderboard import target, trajectory
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.trajectory import mean_line
 from stable_forgetting.benchmarks.report import svg
 from stable_forgetting.common.train.tracking import read_scalars
@@ -56,6 +57,21 @@ def test_rows_that_evaluate_in_training_get_a_trajectory(caplog, tiny_suite, tmp
     assert done.code == 0 and "scalars.jsonl: is not what was written" in caplog.text
     assert log.read_bytes() == whole
     assert json.loads((folder / "trajectory.json").read_text()) == found
+
+
+def test_a_retrain_that_diverged_has_no_scores_to_compare_a_curve_with(
+    hand_made, tmp_path, monkeypatch
+):
+    targets = {}
+    table = {
+        "retrain": {1: None, 2: (80, 99, 88, 30)},
+        "gd": dict.fromkeys((1, 2), (82, 97, 89, 9)),
+    }
+    suite, store = hand_made(tmp_path, table)
+    read = lambda board, store, model, target: targets.setdefault(model.key, target)  # noqa: E731
+    monkeypatch.setattr(trajectory, "_trajectory", read)
+    trajectory.read_trajectories(make_leaderboard(suite, store), store)
+    assert [target is None for target in targets.values()] == [True, False]
 
 
 def test_numbers_of_points_share_labels_and_stay_clear_of_each_other():

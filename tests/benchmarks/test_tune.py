@@ -334,6 +334,12 @@ def test_a_choice_is_close_where_the_next_trial_is_within_a_deviation(gaps, dist
     assert close_calls([row], [*trials, *others]) == ["a"] * close
 
 
+def test_a_choice_of_an_attack_is_not_close_for_two_trials_that_were_not_chosen():
+    row = BoardRow("a", "gd", derived={"ag": summarise([3.0, 6.0])})
+    trials = [Trial("a", {}, gap, gap == 9.0) for gap in (4.0, 4.1, 9.0)]
+    assert close_calls([row], trials) == []
+
+
 def test_the_whole_sweep_is_shown(sweep):
     grid = {"finetune": {"lr": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4, 7e-4]}}
     wrapping = {"method": "with_contrast", "params": {"base": "finetune", "params": {"steps": 4}}}
@@ -474,6 +480,9 @@ def test_an_attack_decides_among_trials_that_are_near_enough(
     done = cli("run", path, "--store", store, "--workers", 1)
     assert done.code == 0, done.err
     assert "and by prune among those within" in done.out
+    report = (store / "suites/tuned/LEADERBOARD.md").read_text()
+    words = "on seed 9, chosen by the smallest AG4 there, and by prune among those within 1.5 times"
+    assert words in report
     suite, stages = load_suite(str(path)), StageStore(store)
     plan = make_plan(suite, stages)
     found = {stage.key: read_attack(stages, stage) for stage in plan.attacks}
