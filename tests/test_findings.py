@@ -892,7 +892,7 @@ def test_the_papers_bound_is_active_in_no_table():
         found[row[width]].append(float(row[place].removesuffix(" %")))
     most, wide = max(max(values) for values in found.values()), max(found["768"])
     assert most == max(found["64"])
-    said = f"it acts in at most {most} % at width 64, in {wide:.2f} % at width 768 (Adam, one seed)"
+    said = f"it acts in at most {most} % at width 64, in {wide:.2f} % at width 768 (one seed)"
     assert said in prose(README)
 
 
@@ -945,7 +945,24 @@ def test_shares_by_number_of_steps_are_as_said():
     assert f"at most {most(short)} % of the entries pass 0.5" in said
     wide = [row for row in long if row["width"] in ("384", "768")]
     sgd = {(row["width"], row["depth"]) for row in wide if row["optimizer"] == "sgd"}
-    assert len(wide) == 16 and sgd == {("384", "2")}
+    assert len(wide) == 18 and sgd == {("384", "2"), ("768", "2")}
+    widest = [row for row in wide if row["optimizer"] == "sgd" and row["width"] == "768"]
+    assert {(row["model"], row["adapter"]) for row in widest} == {
+        ("vit", "sine"),
+        ("gpt_neo", "sine"),
+    }
+    notes = prose("benchmarks/results/theory/NOTES.md")
+    for model in ("vit", "gpt_neo"):
+        line = {
+            int(row["width"]): float(row["largest"])
+            for row in long
+            if (row["model"], row["optimizer"], row["adapter"], row["depth"])
+            == (model, "sgd", "sine", "2")
+        }
+        falling = [line[width] for width in (64, 192, 384, 768)]
+        assert falling == sorted(falling, reverse=True)
+        *first, last = (f"{value:.2f}".removeprefix("0") for value in falling)
+        assert f"{', '.join(first)} and {last} (" in notes
     top = max(long, key=lambda row: most([row]))
     assert (top["model"], top["width"], top["optimizer"]) == ("gpt_neo", "64", "sgd")
     middle = most([row for row in long if row["width"] == "192"])

@@ -30,7 +30,7 @@ from stable_forgetting.benchmarks.suite.remembered import remembered, suite_file
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import listed
-from stable_forgetting.common.base.errors import ConfigError, Damaged, UserError
+from stable_forgetting.common.base.errors import Damaged, UserError
 from stable_forgetting.common.base.files import write_text
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, load_plugins
 from stable_forgetting.common.base.seeding import torch_as_it_was
@@ -140,8 +140,6 @@ def run(
         ['gd', 'original', 'retrain']
     """
     methods, plugins = listed(methods), listed(plugins)
-    if isinstance(seeds, int):
-        raise ConfigError(f"seeds: {seeds} is a number; give a list, such as seeds=[1, 2, 3]")
     load_plugins(plugins)
     check_writable(store := Path(store).absolute(), "store")
     further = {name: None for name in methods if name in METHODS}

@@ -130,7 +130,7 @@ def load_suite(
     """
     path, data = read_suite(name, overrides)
     if seeds:
-        data["seeds"] = list(seeds)
+        data["seeds"] = seeds if isinstance(seeds, int) else [*seeds]  # a number is refused below
     origin = f"{path}, --set {' '.join(overrides)}" if overrides else str(path)
     spec = validate(Suite, data, origin)
     name = BENCHMARKS.entry(spec.benchmark).name

@@ -241,7 +241,7 @@ def test_so_it_is_of_a_run_and_an_evaluation(tmp_path):
         run("digits-class", "nothing", store=tmp_path)
     with pytest.raises(ConfigError, match="nokey: unknown key"):
         run("digits-class", settings="nokey=1", store=tmp_path)
-    with pytest.raises(ConfigError, match=r"seeds: 3 is a number; give a list"):
+    with pytest.raises(ConfigError, match=r"seeds: write a list, such as"):
         run("digits-class", seeds=3, store=tmp_path)
     with pytest.raises(ConfigError, match=r"no\.py: no such file"):
         evaluate(torch.nn.Identity(), "perplexity", plugins="no.py")
