@@ -279,7 +279,7 @@ def find_suite(name: str) -> Path:
 def close_to(name: str, names: Sequence[str]) -> str:
     """A suffix such as ``; did you mean 'omega'?``; empty where no name is near."""
     hint = did_you_mean(name, names)
-    return "" if hint.startswith("; known") else hint
+    return hint if hint.startswith("; did you mean") else ""
 
 
 KEY = "variables"

@@ -17,6 +17,7 @@ from stable_forgetting.benchmarks.audits.plan import AuditPlanner
 from stable_forgetting.benchmarks.audits.report import sections as audit_sections
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.leaderboard.tables import SOME_DIVERGED
 from stable_forgetting.benchmarks.machine.glossary import glossary
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.columns import DOCS
@@ -55,7 +56,7 @@ def test_every_column_of_a_leaderboard_is_explained(filled):
     page = html.write(sections(board))
     titles = [escaping.unescape(text) for text in re.findall(r' title="([^"]*)"', page)]
     assert "FA → is accuracy on the forget set (training images)" in titles
-    assert f"n {DOCS['n']}" in titles
+    assert f"n {SOME_DIVERGED if any(row.diverged for row in board.rows) else DOCS['n']}" in titles
 
 
 def test_every_column_of_a_sweep_is_in_the_document():
