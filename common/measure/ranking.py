@@ -68,11 +68,11 @@ def _of_seeds(values: np.ndarray, draws: int, stream: np.random.Generator) -> np
 
 def _of_trials(own: Sequence[float], draws: int, stream: np.random.Generator) -> np.ndarray:
     """(draws,) by how much the best of as many trials, drawn anew, is further."""
-    known = np.array([value for value in own if math.isfinite(value)])
-    if not len(known):
+    worth = np.array(own, dtype=float)
+    if not np.isfinite(worth).any():
         return np.zeros(draws)
-    drawn = stream.integers(len(known), size=(draws, len(known)))
-    return np.asarray(known[drawn].min(1) - known.min())
+    drawn = stream.integers(len(worth), size=(draws, len(worth)))
+    return np.asarray(worth[drawn].min(1) - worth.min())
 
 
 def shown(means: np.ndarray) -> np.ndarray:

@@ -219,6 +219,8 @@ def test_other_trials_widen_an_interval_and_only_to_worse_ranks():
     low, high = rank_intervals(sure, [[0.5, 4.0, np.inf], [0.7, 0.7], []])
     assert low.tolist() == [1, 1, 2] and high.tolist() == [3, 2, 3]
     assert [ends.tolist() for ends in rank_intervals(sure, [[np.inf]] * 3)] == [[1, 2, 3]] * 2
+    low, high = rank_intervals(sure, [[1.0, np.inf, np.inf, np.inf], [], []])
+    assert low.tolist() == [1, 1, 2] and high.tolist() == [3, 2, 3], "other draws all diverge"
 
 
 def test_an_interval_holds_the_rows_own_rank():
