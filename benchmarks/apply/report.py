@@ -298,8 +298,8 @@ def verdict(
     line = (
         f"{word.capitalize()}{', ' if kept else ''}{kept}: {key} on forget data "
         f"{was:.1f} -> {now:.1f} % (goal {goal:g} %){numbers}. Forgotten means {100 * MOSTLY:g} % "
-        f"of the way to the goal, hardly changed less than {100 * HARDLY:g} %, cannot tell "
-        f"that the given model was less than {LEAST:g} point above it; retained data is "
+        f"of the way to the goal, hardly changed less than {100 * HARDLY:g} %. Nobody can tell "
+        f"where the given model was less than {LEAST:g} point above the goal. Retained data is "
         f"damaged if it loses more than {DAMAGE:g} points."
     )
     return {"word": word, "line": line}
