@@ -181,3 +181,33 @@ def test_the_arguments_of_two_widths_are_measured_once_and_drawn(tmp_path, monke
     capsys.readouterr()
     width.main([*few, "--families", "vit"])
     assert capsys.readouterr().out == "", "nothing is measured twice"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_cell_that_was_cut_off_goes_on_to_the_same_numbers(tmp_path, monkeypatch, optimizer):
+    monkeypatch.setattr(width, "FIT_STEPS", 2)
+    asked = ["--optimizers", optimizer, "--steps", "50", "--widths", "8", "--families", "vit"]
+    asked += ["--adapters", "sine", "--out"]
+
+    def line(name: str) -> dict[str, object]:
+        measured = json.loads((tmp_path / name / "width.jsonl").read_text())
+        assert measured.pop("seconds") > 0
+        return measured
+
+    width.main([*asked, str(tmp_path / "whole")])
+    real, calls = width.arguments_of, []
+
+    def cut(model):
+        calls.append(None)
+        if len(calls) == 21:
+            raise KeyboardInterrupt
+        return real(model)
+
+    monkeypatch.setattr(width, "arguments_of", cut)
+    with pytest.raises(KeyboardInterrupt):
+        width.main([*asked, str(tmp_path / "cut")])
+    assert not (tmp_path / "cut" / "width.jsonl").exists()
+    width.main([*asked, str(tmp_path / "cut")])
+    assert len(calls) == 51, "the first twenty steps are not taken again"
+    assert line("cut") == line("whole")
+    assert not list((tmp_path / "cut").glob("*.safetensors"))

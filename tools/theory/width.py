@@ -5,7 +5,8 @@ omega r (max|A| + lr T) lr T.  That is 3.4 at rank 8, lr 1e-4 and T = 500 steps 
 of width 768, where sine's bound would act.  Nothing but a measurement says whether it does.  A cell
 trains a base model, attaches an adapter to its MLPs and runs gradient difference at the paper's
 rates: a ViT on scikit-learn's digits (one class forgotten), or a GPT-Neo on random sequences that
-it has learnt by heart (a quarter forgotten).  Cells that the folder holds are not run again.
+it has learnt by heart (a quarter forgotten).  Cells that the folder holds are not run again, and one that was cut off goes
+on from its last logged step.
 
 ``python -m tools.theory.width --out DIR --widths 64,192 --depths 2``
 
@@ -40,6 +41,7 @@ from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.bounded.layer import adapted_layers
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
+from tools.theory.checkpoint import Checkpoint
 from tools.theory.mlp import ACTIVE, optimizer_of
 
 ADAPTERS = {"sine": 100.0, "tanh": 100.0, "control": 100.0}
@@ -70,6 +72,11 @@ class Cell:
     def base(self) -> Base:
         """Cells of one base start from the same model."""
         return self.family, self.width, self.depth, self.seed
+
+    @property
+    def name(self) -> str:
+        """All that a cell is, as the name of its files."""
+        return "-".join(str(value) for value in asdict(self).values())
 
 
 def base_model(cell: Cell) -> nn.Module:
@@ -237,8 +244,8 @@ def fit_base(cell: Cell, device: str) -> Job:
     return cell.base, model
 
 
-def trace(cell: Cell, base: nn.Module, device: str = "cpu") -> Job:
-    """Runs a cell on a copy of its base model.
+def trace(cell: Cell, base: nn.Module, folder: Path, device: str = "cpu") -> Job:
+    """Runs a cell on a copy of its base model, or goes on with it; ``folder`` has its checkpoint.
 
     Its value is the cell with the steps ``logged`` and, at each, :func:`arguments_of`; the losses
     on both parts before and after, and ``seconds``.  It ends at a loss that is not finite.
@@ -260,18 +267,26 @@ def trace(cell: Cell, base: nn.Module, device: str = "cpu") -> Job:
         kept, forgotten = losses_of(model, *map(torch.cat, drawn)).chunk(2)
         return keep * kept.mean() - forget * forgotten.mean()
 
-    logged: list[tuple[float, ...]] = []
-    losses = trained(compute, optimizer_of(model, cell.optimizer, rate), device)
-    for step, loss in enumerate(islice(losses, cell.steps), 1):
+    optimizer = optimizer_of(model, cell.optimizer, rate)
+    checkpoint = Checkpoint(folder / f"{cell.name}.safetensors", model, optimizer)
+    kept = checkpoint.load()
+    logged: list[list[float]] = kept.get("logged", [])
+    start, spent = kept.get("step", 0), kept.get("seconds", 0.0)
+    for part in batches.values():
+        part.at.fill_(start)
+    losses = trained(compute, optimizer, device)
+    for step, loss in enumerate(islice(losses, cell.steps - start), start + 1):
         yield
         if step % max(1, cell.steps // 50) == 0:
-            logged.append((step, *arguments_of(model)))
+            logged.append([step, *arguments_of(model)])
             if not math.isfinite(float(loss)):
                 break
+            seconds = spent + time.monotonic() - began
+            checkpoint.save({"step": step, "logged": logged, "seconds": seconds})
     names = ("logged", "largest", "past_half", "past_peak")
     traces = dict(zip(names, map(list, zip(*logged, strict=True)), strict=True))
     after = {f"{name}_after": value for name, value in part_losses(model, parts).items()}
-    seconds = round(time.monotonic() - began, 1)
+    seconds = round(spent + time.monotonic() - began, 1)
     shown = {**asdict(cell), **traces, **before, **after}
     return {**shown, "seconds": seconds, "device": torch.device(device).type}
 
@@ -392,13 +407,14 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     fits = [fit_base(cell, asked.device) for cell in {cell.base: cell for cell in cells}.values()]
     bases = dict(side_by_side(fits, asked.together, asked.device))
-    traces = (trace(cell, bases[cell.base], asked.device) for cell in cells)
+    traces = (trace(cell, bases[cell.base], asked.out, asked.device) for cell in cells)
     for measured in side_by_side(traces, asked.together, asked.device):
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(measured) + "\n")
         lines.append(measured)
         largest, active = max(measured["largest"]), max(measured["past_half"])
         cell = Cell(*(measured[each.name] for each in fields(Cell)))
+        (asked.out / f"{cell.name}.safetensors").unlink(missing_ok=True)
         print(f"{cell}: largest {largest:.3g}, past 0.5: {100 * active:.2f} %", flush=True)  # noqa: T201
     write_report(lines, asked.out)
 
