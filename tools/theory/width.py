@@ -5,8 +5,8 @@ omega r (max|A| + lr T) lr T.  That is 3.4 at rank 8, lr 1e-4 and T = 500 steps 
 of width 768, where sine's bound would act.  Nothing but a measurement says whether it does.  A cell
 trains a base model, attaches an adapter to its MLPs and runs gradient difference at the paper's
 rates: a ViT on scikit-learn's digits (one class forgotten), or a GPT-Neo on random sequences that
-it has learnt by heart (a quarter forgotten).  Cells that the folder holds are not run again, and one that was cut off goes
-on from its last logged step.
+it has learnt by heart (a quarter forgotten).  Cells that the folder holds are not run again, and
+one that was cut off goes on from its last logged step.
 
 ``python -m tools.theory.width --out DIR --widths 64,192 --depths 2``
 
