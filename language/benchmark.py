@@ -28,19 +28,25 @@ from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.common.protocol.pretraining import Pretrainable, Pretraining, TransferConfig
+from stable_forgetting.common.protocol.pretraining import Pretrainable, TransferConfig
 from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.data.corpus import Encoded, Item
-from stable_forgetting.language.data.pretraining import check_start, fingerprints, held_out_split
+from stable_forgetting.language.data.corpus import Corpus, Encoded, Item
+from stable_forgetting.language.data.pretraining import (
+    TextPretraining,
+    check_start,
+    fingerprints,
+    held_out_split,
+)
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
-from stable_forgetting.language.data.tokenizers import load_tokenizer
+from stable_forgetting.language.data.tokenizers import load_tokenizer, texts
 from stable_forgetting.language.measure.requests import RequestConfig, TextMetric
 from stable_forgetting.language.models.causal import CausalModels
 from stable_forgetting.language.models.families import CausalFamily, context_of, tiny_family
+from stable_forgetting.language.models.packages import located
 from stable_forgetting.language.models.sizes import (
     count_targets,
     countable,
@@ -52,16 +58,6 @@ from stable_forgetting.language.stand_in import stand_in
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-class TextPretraining(Pretraining):
-    """A pretraining on other texts, of which one in 20 measures it.
-
-    Attributes:
-        data: Which texts.  A tokenizer that is trained is trained on these alone.
-    """
-
-    data: SerializeAsAny[TextDataConfig]
 
 
 class CausalConfig(TransferConfig):
@@ -181,12 +177,9 @@ class CausalBenchmark(CausalModels, Pretrainable):
     @cached_property
     def source(self) -> TextSource:
         """The text as token ids, tokenised once per process."""
-        data, model = self.config.data, self.config.model
-        root, pretrain = self.runtime.data_root, self.config.pretrain
+        data, model, root = self.config.data, self._model, self.runtime.data_root
         corpus = load_corpus(data, root)
-        taught = data if pretrain is None else pretrain.data  # the tokenizer
-        words = taught.vocabulary(load_corpus(taught, root))
-        tokenizer = load_tokenizer(model, words, data_root=root)
+        tokenizer = load_tokenizer(model, self._words, data_root=root)
         source = TextSource(
             corpus,
             tokenizer,
@@ -197,6 +190,18 @@ class CausalBenchmark(CausalModels, Pretrainable):
         source.encoder.window = model.context or sys.maxsize
         pieces = data.in_pieces(corpus, source.encoder)
         return source if pieces is corpus else source.with_corpus(pieces)
+
+    @cached_property
+    def _words(self) -> Corpus:
+        """What the tokenizer is made for."""
+        pretrain = self.config.pretrain
+        taught = self.config.data if pretrain is None else pretrain.data
+        return taught.vocabulary(load_corpus(taught, self.runtime.data_root))
+
+    @cached_property
+    def _model(self) -> CausalModelConfig:
+        """The model's config; where packages bring the model, of the folder that it becomes."""
+        return located(self.config.model, lambda: texts(self._words), self.runtime.store)
 
     @property
     def provenance(self) -> str:
@@ -228,7 +233,7 @@ class CausalBenchmark(CausalModels, Pretrainable):
 
         return self._placed(
             build_model(
-                self.config.model,
+                self._model,
                 self.source.vocab_size,
                 derive(seed, "init"),
                 end=self.source.encoder.end,
@@ -244,7 +249,7 @@ class CausalBenchmark(CausalModels, Pretrainable):
     def _blank(self) -> Any:
         from stable_forgetting.language.models.build import blank_model
 
-        return blank_model(self.config.model, self.source.vocab_size, end=self.source.encoder.end)
+        return blank_model(self._model, self.source.vocab_size, end=self.source.encoder.end)
 
     @cached_property
     def _shape(self) -> Any:

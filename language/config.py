@@ -32,8 +32,9 @@ class CausalModelConfig(Grown):
 
     Attributes:
         name: ``tiny``, a hub id such as ``microsoft/phi-1_5``, or a folder with config.json and
-            safetensors, or of a PEFT adapter, which is merged into its model.  Pickled weights and
-            remote code are never loaded.
+            safetensors, or of a PEFT adapter, which is merged into its model.  ``package:NAME`` is
+            what an installed package brings, with the vocabulary of the data's text
+            (:mod:`language.models.packages`).  Pickled weights and remote code are never loaded.
         revision: Commit or tag of the hub id ``name``.
         kind: Family of a tiny model: ``gpt_neo``, ``phi``, ``llama``, or another that has one in
             :data:`language.models.families.FAMILIES`.  Embeddings are tied.

@@ -53,9 +53,6 @@ _SCRATCH_DEFAULTS: dict[str, Any] = {
 
 _STEM_STRIDE = 4
 
-PACKAGE = "package:"
-"""How a ``checkpoint`` begins that names an installed package, not a file."""
-
 
 def _filled(data: Any, defaults: Mapping[str, Any]) -> Any:
     return {**defaults, **data} if isinstance(data, Mapping) else data

