@@ -15,6 +15,7 @@ from stable_forgetting.common.base.files import json_digest
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.sizes import StandIn
 from stable_forgetting.common.store.adapters import is_adapter
+from stable_forgetting.common.store.packages import PACKAGE
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus
 from stable_forgetting.language.data.readers import load_corpus
@@ -106,6 +107,8 @@ def write_stand_in(
 
 def _architecture(config: CausalModelConfig) -> tuple[str, Fields]:
     """Model type and sizes: known ones, or those of a folder."""
+    if config.name.startswith(PACKAGE):
+        raise ConfigError(f"model {config.name}: its suites are for a CPU; run them as they are")
     sizes = published_sizes(config.name)
     if sizes is not None:
         return sizes

@@ -19,6 +19,7 @@ from stable_forgetting.benchmarks.suite.suite import SUITES, suite_names
 from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.files import json_digest, write_json
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.store.packages import PACKAGE
 
 RECORD = SUITES.parent / "results" / "rehearsals.json"
 
@@ -26,7 +27,8 @@ RECORD = SUITES.parent / "results" / "rehearsals.json"
 def is_full(suite: ResolvedSuite) -> bool:
     """Whether a suite's model or its training has a size for a GPU."""
     protocol: Any = suite.protocol
-    return protocol.model.name not in OWN or bool(estimates(suite))
+    name = protocol.model.name
+    return (name not in OWN and not name.startswith(PACKAGE)) or bool(estimates(suite))
 
 
 def full_suites() -> list[str]:
