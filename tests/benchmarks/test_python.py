@@ -9,6 +9,7 @@ import copy
 import doctest
 import json
 import math
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -211,6 +212,19 @@ def test_probabilities_are_no_logits():
     data = TensorDataset(torch.randn(9, 1, 2, 2), torch.arange(9) % 3)
     with pytest.raises(DataError, match="gives probabilities, not logits; leave its softmax out"):
         forget(net, Subset(data, range(3)), Subset(data, range(3, 9)), "gd", anyway=True)
+
+
+@pytest.mark.parametrize("mark", ["is_quantized", "quantization_method", "config", "weight"])
+def test_a_quantised_model_is_refused_before_anything_is_trained(mark):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    if mark == "weight":
+        net[1].weight = torch.nn.Parameter(net[1].weight.to(torch.int8), requires_grad=False)
+    else:
+        value = SimpleNamespace(quantization_config={"bits": 4}) if mark == "config" else "nf4"
+        setattr(net, mark, value)
+    data = TensorDataset(torch.randn(9, 1, 2, 2), torch.arange(9) % 3)
+    with pytest.raises(CheckpointError, match="is quantised; give the model with its full weights"):
+        forget(net, Subset(data, range(3)), Subset(data, range(3, 9)), "weight_distortion")
 
 
 def test_a_last_batch_of_one_image_is_told_to_a_batch_norm_in_one_line():
