@@ -55,6 +55,14 @@ def test_passes_over_retain_are_no_length_where_it_only_starts_the_adapters(tiny
     assert words == {"ga_fila": forgets, "npo_fila": forgets, "gd_fila": ("suite", "retain")}
 
 
+def test_what_unsir_spends_is_counted_where_repair_would_come_on_top(tiny_suite):
+    words = []
+    for budget in ({"unit": "steps", "amount": 7}, {"unit": "epochs", "amount": 1}, EPOCHS):
+        (row,) = rows_of(tiny_suite(methods={**BOTH, "unsir": None}, budget=budget)).values()
+        words.append((row.budget, row.config.steps, row.config.epochs, row.config.repair_epochs))
+    assert words == [("counted", None, 1, 1), ("counted", None, 1, 1), ("suite", None, 1, 1)]
+
+
 def test_the_later_of_steps_and_epochs_holds(tiny_suite):
     rows = {**BOTH, "gd": None, "finetune": {"params": {"epochs": 3}}}
     both = {"defaults": {"steps": 5}, "defaults_of": {"adapter": {"epochs": 2}}}
