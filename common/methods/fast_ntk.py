@@ -83,6 +83,7 @@ class FastNTK(UnlearningMethod):
 
         config: Any = self.config
         patterns = config.parameters or tuple(task.family.head)
+        task.model.requires_grad_()  # what is named moves, frozen or not
         gradients = tools.SampleGradients(task, patterns, chunk=config.chunk)
         for name, parameter in task.model.named_parameters():
             parameter.requires_grad_(name in gradients.parameters)

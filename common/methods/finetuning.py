@@ -281,7 +281,7 @@ class WeightDistortion(UnlearningMethod):
 
         stream = task.generator("distortion")
         with torch.no_grad():
-            for parameter in task.model.parameters():
+            for parameter in (p for p in task.model.parameters() if p.requires_grad):
                 noise = torch.randn(parameter.shape, generator=stream).to(parameter)
                 size = parameter.std() if parameter.numel() > 1 else parameter.abs().sum()
                 parameter.add_(self.config.sigma * size * noise)
@@ -315,7 +315,7 @@ class WeightNegation(UnlearningMethod):
         weights = [
             parameter
             for name, parameter in task.model.named_parameters()
-            if parameter.ndim >= 2 and name.endswith("weight")
+            if parameter.ndim >= 2 and name.endswith("weight") and parameter.requires_grad
         ]
         with torch.no_grad():
             for weight in weights[: self.config.layers]:

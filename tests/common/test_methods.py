@@ -429,3 +429,21 @@ def test_the_reference_is_a_frozen_copy_of_the_model_as_it_was(tiny, source):
     assert torch.equal(before, reference(batch))
     assert not torch.equal(before, task.reference()(batch))
     assert all(parameter.requires_grad for parameter in task.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        *(("fisher", {"fisher": "empirical"}), ("influence", {"samples": 16})),
+        *((name, {}) for name in ("kodge", "pgu", "prune_first", "undo")),
+        *((name, {}) for name in ("weight_distortion", "weight_negation")),
+    ],
+)
+def test_weights_that_are_frozen_stay_as_they_are(tiny, unlearn, name, params):
+    model = tiny.net(1)
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_("mlp.fc2" in key)
+    before = tiny.snapshot(model)
+    after = unlearn(name, params, model=model)[0].state_dict()
+    moved = [key for key in before if not torch.equal(before[key], after[key])]
+    assert moved and all("mlp.fc2" in key for key in moved)

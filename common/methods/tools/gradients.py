@@ -46,7 +46,8 @@ class SampleGradients:
 
     Args:
         task: Its model is put into eval mode; parameters are read at the time of each call.
-        patterns: Glob patterns of parameter names; P is the number of entries that match.
+        patterns: Glob patterns of parameter names; P is the number of entries that match.  Frozen
+            parameters are left out.
         chunk: Samples per vectorised call.
 
     Raises:
@@ -58,7 +59,8 @@ class SampleGradients:
         self.parameters = {
             name: parameter
             for name, parameter in self.model.named_parameters()
-            if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+            if parameter.requires_grad
+            and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
         }
         if not self.parameters:
             raise ConfigError(f"parameters: none of this model matches {', '.join(patterns)}")

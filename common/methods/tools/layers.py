@@ -19,7 +19,7 @@ from stable_forgetting.common.train.telemetry import evaluating
 
 
 def matrix_layers(model: nn.Module, patterns: Sequence[str] = ("*",)) -> dict[str, nn.Module]:
-    """Linear layers and ungrouped convolutions by name, in the model's order.
+    """Linear layers and ungrouped convolutions that are not frozen, in the model's order.
 
     Raises:
         ConfigError: No such layer matches.
@@ -27,7 +27,9 @@ def matrix_layers(model: nn.Module, patterns: Sequence[str] = ("*",)) -> dict[st
     found = {
         name: module
         for name, module in model.named_modules()
-        if _is_matrix(module) and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        if _is_matrix(module)
+        and module.get_parameter("weight").requires_grad
+        and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
     }
     if not found:
         raise ConfigError(
