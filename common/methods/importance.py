@@ -139,7 +139,6 @@ class PruneFirst(UnlearningMethod):
             name: parameter.detach().abs()
             for name, parameter in task.model.named_parameters()
             if parameter.ndim >= 2
-            and parameter.requires_grad
             and name.endswith("weight")
             and not isinstance(kinds[name.rpartition(".")[0]], torch.nn.Embedding)
         }

@@ -435,7 +435,7 @@ def test_the_reference_is_a_frozen_copy_of_the_model_as_it_was(tiny, source):
     ("name", "params"),
     [
         *(("fisher", {"fisher": "empirical"}), ("influence", {"samples": 16})),
-        *((name, {}) for name in ("kodge", "pgu", "prune_first", "undo")),
+        *((name, {}) for name in ("kodge", "pgu", "undo")),
         *((name, {}) for name in ("weight_distortion", "weight_negation")),
     ],
 )
