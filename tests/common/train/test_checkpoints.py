@@ -22,6 +22,7 @@ from stable_forgetting.common.bounded.attach import attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.objectives.objectives import CrossEntropy, gradient_difference
 from stable_forgetting.common.store import hashed
+from stable_forgetting.common.store.weights import save_weights
 from stable_forgetting.common.train import loop
 from stable_forgetting.common.train.checkpoint import of_training
 from stable_forgetting.common.train.tracking import Tracker, copy_scalars, read_scalars
@@ -390,3 +391,25 @@ def test_a_file_is_hashed_while_it_is_written(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match="damaged"):
             hashed.check_hashed(path)
+
+
+def test_a_complex_buffer_travels_with_the_checkpoint(tiny, run, tmp_path):
+    config, path = small(checkpoint_every=2), tmp_path / "c.safetensors"
+
+    def net(value, dtype=torch.complex64):
+        model = tiny.net()
+        model.register_buffer("turns", torch.full((3,), value, dtype=dtype))
+        return model
+
+    with pytest.raises(Killed):
+        run(net(1j), config, checkpoint=path, progress=kill_at(3))
+    resumed = net(2j)
+    run(resumed, config, checkpoint=path)
+    assert torch.equal(resumed.turns, net(1j).turns)
+    double = net(1j, torch.complex128)
+    with pytest.raises(CheckpointError, match=r"'buffer\.turns' is complex128, which a checkpoint"):
+        run(double, config, checkpoint=tmp_path / "d.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"'turns' is torch\.complex128, .* make it complex64"
+    ):
+        save_weights(double, tmp_path)
