@@ -13,7 +13,7 @@ from stable_forgetting.common.base.config import Strict, apply_overrides
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import make_deterministic
-from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.methods.base import check_read, resolve_config
 from stable_forgetting.common.protocol.benchmark import Runtime, check_device, pick_device
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark
 
@@ -125,6 +125,8 @@ def apply(application: Application, *, progress: Progress | None = None) -> Resu
     params = params if isinstance(params, Mapping) else apply_overrides({}, params)
     names = application.methods
     configs = {name: resolve_config(name, preset, params, origin=name) for name in names}
+    for name in names:
+        check_read(name, params, origin=name)
     check_application(application, configs)
     check_model(application.model)
     benchmark = benchmark_of(application)

@@ -250,6 +250,16 @@ def test_a_text_in_the_place_of_a_list_is_one_of_them(given, words):
         forget(torch.nn.Identity(), samples, samples, "gd", **given)
 
 
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("finetune", {"lam": 3}), ("ascent", ["retain_weight=3"]), ("ascent,gd", {"forget_weight": 3})],
+)
+def test_a_weight_that_a_method_does_not_read_is_refused(method, params):
+    samples = [(torch.zeros(1, 1, 1), 0)]
+    with pytest.raises(ConfigError, match=r"does not read \w+; leave it out"):
+        forget(torch.nn.Identity(), samples, samples, method, params=params)
+
+
 def test_so_it_is_of_a_run_and_an_evaluation(tmp_path):
     with pytest.raises(ConfigError, match="no row 'nothing'"):
         run("digits-class", "nothing", store=tmp_path)

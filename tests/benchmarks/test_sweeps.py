@@ -392,6 +392,7 @@ LORA = {"gd_lora": None}
         ({"methods": {"gd_balll": None}}, {}, "did you mean 'gd_ball'?"),
         ({"methods": {"random_label": None}}, {}, "has no 'lam'; write grid: {rows: {random_label"),
         ({"methods": {"ssd": None}}, {}, "has no 'lr'"),
+        ({"methods": {"ascent": None}}, {}, "axis: method 'ascent' does not read forget_weight"),
         ({"compare": [["gd_ball", "x"]]}, {}, "compare names 'x'"),
         ({"defaults": {"batchsize": 8}}, {}, "did you mean 'batch_size'?"),
         ({}, {"rule": {"rra": 1}}, "did you mean 'ra'?"),
