@@ -143,8 +143,7 @@ class RFE(GradientMethod):
     CE_0 - slack, CE_0 that of the first batch, lambda <- max(0, lambda + rate v); later the
     gradient u of this is replaced by u - min(0, <u, k>) k / ||k||^2, k = grad [CE(B_r) + drift
     ||p(B_r) - p_O(B_r)||^2].  The paper projects on retained samples that resemble the forgotten
-    ones; here on the retain set, and the distance stands for its Wasserstein-2 term.  On texts the
-    distance is a mean over all positions, those of prompts and padding too.
+    ones; here on the retain set, and the distance stands for its Wasserstein-2 term.
     Source: Cheng et al. 2026 (arXiv 2603.26569); Harry24k/machine-unlearning-pytorch (rfe.py).
     """
 

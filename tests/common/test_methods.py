@@ -431,6 +431,33 @@ def test_the_reference_is_a_frozen_copy_of_the_model_as_it_was(tiny, source):
     assert all(parameter.requires_grad for parameter in task.model.parameters())
 
 
+class Normed(torch.nn.Module):
+    """Three blocks of a linear layer and a batch normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        pairs = [(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)) for _ in range(3)]
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(*pair) for pair in pairs)
+        self.head = torch.nn.Linear(6, 4)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("name", ["cf_k", "eu_k"])
+def test_the_statistics_of_frozen_blocks_stay_as_they_are(tiny, unlearn, name):
+    model = Normed()
+    before = tiny.snapshot(model)
+    after, _ = unlearn(name, {"k": 1}, model=model, build=Normed)
+    moved = [key for key in before if not torch.equal(after.state_dict()[key], before[key])]
+    assert "blocks.2.1.running_mean" in moved
+    assert all(key.startswith(("blocks.2", "head")) for key in moved)
+    after.train()(torch.randn(8, 6))
+    assert not torch.equal(after.blocks[0][1].running_mean, before["blocks.0.1.running_mean"])
+
+
 @pytest.mark.parametrize(
     ("name", "params"),
     [
