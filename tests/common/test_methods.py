@@ -116,10 +116,10 @@ def test_several_fits_use_checkpoints_and_seeds_of_their_own(tiny, source, tmp_p
     config = FitConfig(steps=3, batch_size=8, checkpoint_every=2)
     for _ in range(2):
         task.fit(task.model, CrossEntropy(), task.loaders(("retain",), config), config)
-    first, second = "c.safetensors", "c-1.safetensors"
-    assert seen == [first] * 2 + [first] + [second, first] * 2
+    first, second = "c.safetensors", "c.training-1.safetensors"
+    assert seen == [first] * 2 + [first] + [first, second] * 2
     assert [result.steps for result in task.results] == [3, 3]
-    assert sorted(p.name for p in tmp_path.iterdir()) == [second, first], "the caller's to delete"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [first, second], "the caller's to delete"
 
 
 def test_the_last_fit_before_the_weights_are_stored_keeps_no_end(tiny, source, tmp_path):
