@@ -47,7 +47,7 @@ def check_model(model: Any) -> None:
     """Refuses a model in memory whose weights are packed; a path is looked at where it is read."""
     from stable_forgetting.common.bounded.quantised import is_quantised
 
-    if isinstance(model, Path):
+    if not hasattr(model, "modules"):
         return
     marks = [getattr(model, name, None) for name in ("is_quantized", "quantization_method")]
     marks.append(getattr(getattr(model, "config", None), "quantization_config", None))
