@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.apply.place import check_out
 from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict, apply_overrides
-from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import make_deterministic
-from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.methods.base import check_read, resolve_config
 from stable_forgetting.common.protocol.benchmark import Runtime, check_device, pick_device
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark
 
@@ -41,6 +41,18 @@ def check_application(application: Application, configs: Mapping[str, Strict]) -
             "several methods are chosen among on a part of the retained samples; give --retain, "
             "or one method"
         )
+
+
+def check_model(model: Any) -> None:
+    """Refuses a model in memory whose weights are packed; a path is looked at where it is read."""
+    from stable_forgetting.common.bounded.quantised import is_quantised
+
+    if not hasattr(model, "modules"):
+        return
+    marks = [getattr(model, name, None) for name in ("is_quantized", "quantization_method")]
+    marks.append(getattr(getattr(model, "config", None), "quantization_config", None))
+    if any(marks) or any(map(is_quantised, model.modules())):
+        raise CheckpointError("the given model is quantised; give the model with its full weights")
 
 
 def _check_access(name: str, config: Strict, application: Application) -> None:
@@ -113,7 +125,10 @@ def apply(application: Application, *, progress: Progress | None = None) -> Resu
     params = params if isinstance(params, Mapping) else apply_overrides({}, params)
     names = application.methods
     configs = {name: resolve_config(name, preset, params, origin=name) for name in names}
+    for name in names:
+        check_read(name, params, origin=name)
     check_application(application, configs)
+    check_model(application.model)
     benchmark = benchmark_of(application)
     check_applicable(application, benchmark)
     chosen = pick_device(application.device)

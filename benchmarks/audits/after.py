@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ EQUAL = 2.0
 NONE = "none"
 """Name of no attack at all."""
 FILE = "after_attack.svg"
+CUT = "*"
+"""Behind an attack in which a training was cut off."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Shown:
             on retain or on held-out data, whichever is the lower.
         reference: Whether the row is no method.
         attacks: How many were tried on the row.
+        cut: Whether a relearning of the row or of Retrain was cut off in this attack.
     """
 
     label: str
@@ -49,6 +52,7 @@ class Shown:
     utility: float | None
     reference: bool
     attacks: int
+    cut: bool = False
 
     @property
     def equal(self) -> bool:
@@ -81,8 +85,17 @@ def after_attack(report: AuditReport, tables: Sequence[AuditTable]) -> list[Show
             shown |= {attack.name: known} if known and len(known) == len(values) else {}
         if above and len(shown) > 1:
             reference = label == FLOOR or report.suite.row(label).method in REFERENCES
-            found.append(_worst(label, shown, [*above.values()], reference=reference))
+            row = _worst(label, shown, [*above.values()], reference=reference)
+            cut = any(_cut_off(a, label, report.retrain) for a in attacks if a.name == row.attack)
+            found.append(replace(row, cut=cut))
     return found
+
+
+def _cut_off(attack: AuditTable, *labels: str) -> bool:
+    """Whether a training of the rows ended at its limit, which counts as its result then."""
+    cells = [cell for label in labels for cell in attack.rows.get(label, {}).values()]
+    measures = [measure for cell in cells if isinstance(cell, dict) for measure in cell.values()]
+    return any("cut off" in measure.note for measure in measures)
 
 
 def _worst(
@@ -166,6 +179,8 @@ def sections(name: str, rows: Sequence[Shown]) -> list[Section]:
     fewer = [f"{r.label} ({r.attacks} of {most})" for r in ordered(rows) if r.attacks < most]
     if fewer:
         text += f" An attack without a value on some seed is left out: {', '.join(fewer)}."
+    if any(row.cut for row in rows):
+        text += f" {CUT} A relearning of the row or of Retrain ended at its limit and counts as it."
     heads: list[str | Column] = [
         "method",
         Column("rank"),
@@ -191,7 +206,7 @@ def sections(name: str, rows: Sequence[Shown]) -> list[Section]:
                 f"{row.before:.1f}",
                 f"{row.after.mean:.1f}",
                 interval,
-                row.attack,
+                f"{row.attack}{CUT if row.cut else ''}",
                 utility,
                 "≤ floor" if within else "",
             ]

@@ -14,7 +14,8 @@ from stable_forgetting.benchmarks.pipeline.unlearning import training
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.bounded.attach import attach, detach
+from stable_forgetting.common.bounded.attach import attach, chosen_layers, detach
+from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.layer import adapted_layers
 from stable_forgetting.common.bounded.peft import merge_peft
 from stable_forgetting.common.bounded.phi import PHIS
@@ -105,13 +106,22 @@ def run_block(spec: GridSpec, readout: Readout, make_task: MakeTask) -> list[Cel
     cls = METHODS[spec.method]
     configs = [validate(cls.Config, params, f"grid of {spec.method}") for params in spec.params]
     original = readout.original
-    if spec.together and samples_are_independent(original) and not in_low_precision(original):
-        rows = _together(spec, configs, readout, make_task(cls.info.access))
+    alike = samples_are_independent(original) and not in_low_precision(original)
+    task = make_task(cls.info.access) if spec.together and alike else None
+    if task is not None and _on_linear_layers(task, configs[0].adapter):
+        rows = _together(spec, configs, readout, task)
     else:
         rows = []
         for point, config in zip(spec.points, configs, strict=True):
             rows += _alone(spec, cls, config, point, readout, make_task(cls.info.access))
     return sorted(rows, key=lambda row: (row["lr"], row["lam"], row["step"]))
+
+
+def _on_linear_layers(task: UnlearnTask, adapter: AdapterConfig) -> bool:
+    """Whether the adapters would be on plain linear layers alone, which copies can share."""
+    patterns = adapter_targets(task, adapter.placement, adapter.targets)
+    layers = (task.model.get_submodule(name) for name in chosen_layers(task.model, patterns))
+    return all(type(layer) is nn.Linear for layer in layers)
 
 
 def _together(

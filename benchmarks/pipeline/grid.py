@@ -33,7 +33,7 @@ def runs_together(cls: type[UnlearningMethod], config: Any) -> bool:
     adapter = config.adapter
     if own or adapter is None or adapter.dropout or adapter.train_head or adapter.trained:
         return False
-    if adapter.peft or PHIS[adapter.phi].start == "random":
+    if adapter.peft or adapter.polynomial or PHIS[adapter.phi].start == "random":
         return False
     plain = (config.retain_weight, config.optimizer, config.accumulation, config.mixed_precision)
     off = (config.penalty, config.max_grad_norm, config.probe_every, config.stop_below)

@@ -9,7 +9,7 @@ from stable_forgetting.benchmarks.suite.suite import BUDGETED, REFERENCES, Kind,
 from stable_forgetting.common.base.config import Strict, check_known, did_you_mean, merge
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.methods.base import UnlearningMethod, over, resolve_config
+from stable_forgetting.common.methods.base import UnlearningMethod, check_read, over, resolve_config
 
 LENGTHS = ("steps", "epochs")
 BudgetWord = Literal["", "suite", "own", "counted"]
@@ -36,6 +36,7 @@ def row_params(spec: Suite, method: str, row: Row, origin: str) -> dict[str, Any
     if method in REFERENCES:
         return row.params
     own = resolve_config(method, row.preset, row.params, origin=f"{origin}.params")
+    check_read(method, row.params, origin=f"{origin}.params")
     params, by_field = cls.Config.by_field(row.params), cls.Config.by_field
     defaults = by_field({key: value for key, value in spec.defaults.items() if value is not None})
     for kind in kinds(cls.Config, own):

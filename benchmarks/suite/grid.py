@@ -14,7 +14,7 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.metric import SweepAxes
-from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.methods.base import check_read, resolve_config
 
 Point = tuple[float, float]
 """Effective learning rate and lambda."""
@@ -138,6 +138,7 @@ def grid_row(
             f"{file}: method '{method}' has no '{axis}'; write grid: {{rows: {{{label}: "
             "{axis: PARAMETER}}}, or axis: null"
         )
+    check_read(method, [axis or "lr"], origin=f"{file}: grid.rows.{label}.axis")
     for fixed in ("lr", "steps", axis or "lr"):
         if fixed in config.by_field(params):
             raise ConfigError(f"{file}: params.{fixed} is an axis of the grid; leave it out")

@@ -8,7 +8,7 @@ imported at the top: each of their names is loaded when it is first used.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -95,13 +95,15 @@ class UnlearningMethod(ABC):
     """A baseline: one class, one file or less.
 
     Its ``Config`` is the only place for defaults; ``presets`` are named sets of overrides;
-    ``quick`` overrides make the checks' runs short where ``steps`` or ``epochs`` alone do not.
+    ``quick`` overrides make the checks' runs short where ``steps`` or ``epochs`` alone do not;
+    ``unread`` are fields that the config inherits and the method has no use for.
     """
 
     info: ClassVar[MethodInfo]
     Config: ClassVar[type[Strict]] = Strict
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     quick: ClassVar[Mapping[str, Any]] = {}
+    unread: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: Strict):
         self.config: Any = config
@@ -173,6 +175,17 @@ def resolve_config(
     config = over(config, cls.Config.by_field(params))
     whole: Strict = validate(cls.Config, config, origin)
     return whole
+
+
+def check_read(name: str, params: Iterable[str], *, origin: str) -> None:
+    """Refuses params of a user that a method's config has and the method does not read.
+
+    A suite's defaults are for all rows, so they are not looked at.
+    """
+    cls = METHODS[name]
+    for key in params:
+        if cls.Config.field_of(key) in cls.unread:
+            raise ConfigError(f"{origin}: method '{name}' does not read {key}; leave it out")
 
 
 def over(config: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

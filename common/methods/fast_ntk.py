@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -83,9 +84,9 @@ class FastNTK(UnlearningMethod):
 
         config: Any = self.config
         patterns = config.parameters or tuple(task.family.head)
+        for name, parameter in task.model.named_parameters():  # the named move, frozen or not
+            parameter.requires_grad_(any(fnmatch.fnmatch(name, each) for each in patterns))
         gradients = tools.SampleGradients(task, patterns, chunk=config.chunk)
-        for name, parameter in task.model.named_parameters():
-            parameter.requires_grad_(name in gradients.parameters)
         forget, retain = self._draw(task)
         rows, logits, labels, outputs = self._rows(task, gradients, (forget, retain))
         first = len(rows) // (len(forget) + len(retain)) * len(forget)

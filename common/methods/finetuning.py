@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stable_forgetting.common import objectives
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
+from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import RETAIN, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig, total_steps
@@ -97,7 +98,8 @@ class CFk(UnlearningMethod):
     Formula: minimise CE(B_r) over the last ``k`` blocks, the final norm and the head; ``k: 0``
     trains norm and head only.  Never reads forget data.  With ``k: 1`` these are 24 % of the
     weights of a small ViT of four blocks, and 8 % of those of a ViT-S of twelve.  The stages of a
-    ResNet (``layer1`` to ``layer4``) are one list of blocks.
+    ResNet (``layer1`` to ``layer4``) are one list of blocks.  Batch normalisation in frozen blocks
+    keeps its running statistics, in training too.
 
     Source: Goel et al. 2022, arXiv 2201.06640; the ERASURE repository (SGD, lr 0.01, weight decay
     0.1, 10 epochs).  Sweep k in {0, 1, 2, 4} and lr.
@@ -128,7 +130,8 @@ class CFk(UnlearningMethod):
         self._start(task, chosen)
         for name, parameter in task.model.named_parameters():
             parameter.requires_grad_(name in chosen)
-        return repaired(task, config)
+        with tools.frozen_statistics(task.model):
+            return repaired(task, config)
 
     def _start(self, task: UnlearnTask, chosen: Sequence[str]) -> None:
         """CF-k starts from Original's weights."""
@@ -281,7 +284,7 @@ class WeightDistortion(UnlearningMethod):
 
         stream = task.generator("distortion")
         with torch.no_grad():
-            for parameter in task.model.parameters():
+            for parameter in (p for p in task.model.parameters() if p.requires_grad):
                 noise = torch.randn(parameter.shape, generator=stream).to(parameter)
                 size = parameter.std() if parameter.numel() > 1 else parameter.abs().sum()
                 parameter.add_(self.config.sigma * size * noise)
@@ -315,7 +318,7 @@ class WeightNegation(UnlearningMethod):
         weights = [
             parameter
             for name, parameter in task.model.named_parameters()
-            if parameter.ndim >= 2 and name.endswith("weight")
+            if parameter.ndim >= 2 and name.endswith("weight") and parameter.requires_grad
         ]
         with torch.no_grad():
             for weight in weights[: self.config.layers]:

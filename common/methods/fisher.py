@@ -161,7 +161,7 @@ class FisherForgetting(UnlearningMethod):
         gone = data.forgotten_classes(task.source, task.indices("forget"), task.indices("retain"))
         with torch.no_grad():
             for name, parameter in task.model.named_parameters():
-                if gone and _is_head(task, name):
+                if gone and parameter.requires_grad and _is_head(task, name):
                     parameter[gone] = 0
         return gone
 

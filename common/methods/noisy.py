@@ -89,7 +89,7 @@ class Undo(UnlearningMethod):
         config: Any = self.config
         stream = task.generator("noise")
         with torch.no_grad():
-            for parameter in task.model.parameters():
+            for parameter in (p for p in task.model.parameters() if p.requires_grad):
                 noise = torch.zeros(parameter.shape)
                 if noise.ndim >= 2:
                     torch.nn.init.xavier_uniform_(noise, generator=stream)

@@ -72,6 +72,7 @@ class Finetune(GradientMethod):
     """
 
     info = MethodInfo(1, "Golatkar et al. 2020 (as FT in SalUn, arXiv 2310.12508)", RETAIN)
+    unread = frozenset({"forget_weight", "retain_weight", "forget_loss"})
 
     class Config(GradientConfig):
         lr: Positive = 1e-3
@@ -91,6 +92,7 @@ class Ascent(GradientMethod):
     """
 
     info = MethodInfo(1, "Thudi et al. 2022 (arXiv 2109.13398)", FORGET)
+    unread = frozenset({"forget_weight", "retain_weight"})
 
     class Config(GradientConfig):
         steps: Count | None = 50

@@ -187,15 +187,14 @@ class UnlearnTask:
 
         ``more`` says that another training follows, before which the end of this one is kept.
         """
+        from stable_forgetting.common.train.checkpoint import of_training
         from stable_forgetting.common.train.fit import fit
         from stable_forgetting.common.train.protocols import Hooks
 
         stage, reads = len(self.results), self.data.reads
         before = reads.counts.clone()
         self.trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        path = self.checkpoint
-        if path is not None and stage:
-            path = path.with_name(f"{path.stem}-{stage}{path.suffix}")
+        path = None if self.checkpoint is None else of_training(self.checkpoint, stage)
         result = fit(
             model,
             objective,

@@ -66,10 +66,10 @@ class Unsir(UnlearningMethod):
 
     @classmethod
     def within(cls, config: Any, unit: Length, amount: int) -> dict[str, Any]:
-        """One pass impairs, the others repair."""
-        if unit == "steps":
-            return {unit: amount}
-        return {"epochs": 1, "repair_epochs": max(1, amount - 1)}
+        """One pass impairs, the others repair; repair has no length in steps."""
+        if unit == "steps" or amount < 2:
+            return {}
+        return {"epochs": 1, "repair_epochs": amount - 1}
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Noise, impair, repair."""

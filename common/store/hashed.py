@@ -29,6 +29,7 @@ _CODES = {
     **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
     "bfloat16": "BF16",
+    "complex64": "C64",
 }
 """Name of a torch type -> its name in a header."""
 
@@ -36,7 +37,11 @@ _CODES = {
 def write_hashed(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Writes tensors of any device, and text beside them, with the digest of both."""
+    """Writes tensors of any device, and text beside them, with the digest of both.
+
+    Raises:
+        CheckpointError: A tensor has a type that no such file holds.
+    """
     names = sorted(tensors, key=lambda name: -tensors[name].element_size())  # aligned
     text = _header(names, tensors, metadata)
     digest = hashlib.sha256(text)
@@ -59,8 +64,13 @@ def _header(
     for name in names:
         tensor = tensors[name]
         start, end = end, end + tensor.nbytes
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if kind not in _CODES:
+            raise CheckpointError(
+                f"'{name}' is {kind}, which a checkpoint cannot hold; give it another type"
+            )
         header[name] = {
-            "dtype": _CODES[str(tensor.dtype).removeprefix("torch.")],
+            "dtype": _CODES[kind],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }

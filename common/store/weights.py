@@ -25,9 +25,19 @@ WEIGHTS = "model.safetensors"
 
 
 def save_weights(model: nn.Module, folder: Path) -> None:
-    """Writes the model's state dict as ``model.safetensors`` into ``folder``."""
+    """Writes the model's state dict as ``model.safetensors`` into ``folder``.
+
+    Raises:
+        CheckpointError: A tensor has a complex type that no such file holds.
+    """
+    import torch
     from safetensors.torch import save_model
 
+    for name, tensor in model.state_dict().items():
+        if tensor.is_complex() and tensor.dtype != torch.complex64:
+            raise CheckpointError(
+                f"'{name}' is {tensor.dtype}, which safetensors cannot hold; make it complex64"
+            )
     save_model(model, str(folder / WEIGHTS))
 
 

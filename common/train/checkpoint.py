@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _SHARD = "shard-"
+_PARTS = ".parts-"
+"""Between the name of a checkpoint and the step, in the name of the folder of its parts."""
+_TRAINING = ".training-"
+"""Between the name of a stage's first checkpoint and the number of a later training."""
 
 
 @dataclass
@@ -70,6 +74,11 @@ def due_at(run: TrainingRun, step: int) -> bool:
     return any(processes.gathered(late))
 
 
+def of_training(path: Path, number: int) -> Path:
+    """The checkpoint of one of a stage's trainings, of which the first has the number 0."""
+    return path.with_name(f"{path.stem}{_TRAINING}{number}{path.suffix}") if number else path
+
+
 # Writing -----------------------------------------------------------------------------------------
 
 
@@ -88,7 +97,7 @@ def save(run: TrainingRun, path: Path, step: int, stopped: str | None = None) ->
         for key, value in state.items():
             tensors[f"optimizer.{index}.{key}"] = torch.as_tensor(value)
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
-        folder = path.with_suffix(f".{step}")
+        folder = path.with_name(f"{path.stem}{_PARTS}{step}")
         notes.parts = {folder.name: _save_parts(tensors, folder, first=writes)}
         tensors = {}
     if writes:
@@ -145,9 +154,8 @@ def _identity(run: TrainingRun) -> str:
 
 def _remove_parts(path: Path, kept: Collection[str] = ()) -> None:
     """Removes the folders of a checkpoint's parts, except some."""
-    for folder in path.parent.glob(f"{path.stem}.*"):
-        own = folder.name.removeprefix(f"{path.stem}.").isdigit()
-        if own and folder.is_dir() and folder.name not in kept:
+    for folder in path.parent.glob(f"{path.stem}{_PARTS}*"):
+        if folder.is_dir() and folder.name not in kept:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -285,12 +293,10 @@ def _set_optimizer(run: TrainingRun, tensors: Mapping[str, Tensor]) -> None:
 
 def _forget_later(path: Path) -> None:
     """Removes the checkpoints of a stage's later trainings: the log is about to lose their rows."""
-    base, _, number = path.stem.partition("-")
-    first = path.with_name(f"{base}{path.suffix}")
-    if number and not (number.isdigit() and first.is_file()):
-        return  # the number is part of a name that somebody gave
-    for other in path.parent.glob(f"{base}-*{path.suffix}"):
-        later = other.stem.removeprefix(f"{base}-")
-        if later.isdigit() and int(later) > int(number or 0):
+    first, _, number = path.stem.partition(_TRAINING)
+    own = int(number) if number.isdigit() else 0
+    for other in path.parent.glob(f"{first}{_TRAINING}*{path.suffix}"):
+        later = other.stem.removeprefix(f"{first}{_TRAINING}")
+        if later.isdigit() and int(later) > own:
             other.unlink()
             _remove_parts(other)

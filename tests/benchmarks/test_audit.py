@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stable_forgetting.benchmarks.audits.after import Shown, ordered, places
+from stable_forgetting.benchmarks.audits.after import Shown, _cut_off, ordered, places
 from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.cost import costs, megabytes
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
@@ -550,6 +550,22 @@ def test_a_row_with_fewer_attacks_than_the_others_is_named():
     assert text.endswith("An attack without a value on some seed is left out: wild (1 of 2).")
     (text,) = after_sections("tiny", rows[:1])[0].text
     assert "is left out" not in text
+
+
+@pytest.mark.parametrize(
+    ("limit", "cut"), [("U", {"gd"}), ("Retrain", {"gd", "other"}), (None, set())]
+)
+def test_a_relearning_that_was_cut_off_is_marked_beside_what_it_shows(limit, cut):
+    notes = {"gd": "1 of 1 cut off at 9" if limit == "U" else ""}
+    notes["retrain"] = "1 of 1 cut off at 9" if limit == "Retrain" else ""
+    notes["other"] = ""
+    rows = {row: {1: {"steps": Measure(9.0, note=note)}} for row, note in notes.items()}
+    table = SimpleNamespace(rows=rows)
+    assert {row for row in ("gd", "other") if _cut_off(table, row, "retrain")} == cut
+    given = [dataclasses.replace(shown(row, 9.0), cut=row in cut) for row in ("gd", "other")]
+    section = after_sections("tiny", given)[0]
+    marked = {row[0] for row in section.content.rows if "prune*" in row}
+    assert marked == cut and ("ended at its limit" in section.text[0]) == bool(cut)
 
 
 def test_the_worst_attack_is_the_largest_difference_from_retrain(run):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import budget_lines
 from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.measuring import read_split
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
 
@@ -55,6 +58,14 @@ def test_passes_over_retain_are_no_length_where_it_only_starts_the_adapters(tiny
     assert words == {"ga_fila": forgets, "npo_fila": forgets, "gd_fila": ("suite", "retain")}
 
 
+def test_what_unsir_spends_is_counted_where_repair_would_come_on_top(tiny_suite):
+    words = []
+    for budget in ({"unit": "steps", "amount": 7}, {"unit": "epochs", "amount": 1}, EPOCHS):
+        (row,) = rows_of(tiny_suite(methods={**BOTH, "unsir": None}, budget=budget)).values()
+        words.append((row.budget, row.config.steps, row.config.epochs, row.config.repair_epochs))
+    assert words == [("counted", None, 1, 1), ("counted", None, 1, 1), ("suite", None, 1, 1)]
+
+
 def test_the_later_of_steps_and_epochs_holds(tiny_suite):
     rows = {**BOTH, "gd": None, "finetune": {"params": {"epochs": 3}}}
     both = {"defaults": {"steps": 5}, "defaults_of": {"adapter": {"epochs": 2}}}
@@ -65,6 +76,13 @@ def test_the_later_of_steps_and_epochs_holds(tiny_suite):
     tuned = rows_of(tiny_suite(methods=rows, budget=EPOCHS, tune={"trials": 2, "spaces": space}))
     assert all(draw.config.epochs is None for draw in tuned["finetune"].draws)
     assert {row.budget for row in tuned.values()} == {"own"}
+
+
+def test_a_weight_that_a_row_does_not_read_is_refused_in_its_own_params(tiny_suite):
+    path = tiny_suite(methods={**BOTH, "gd": None, "finetune": None}, defaults={"lam": 0.5})
+    assert rows_of(path)["gd"].config.forget_weight == 0.5
+    with pytest.raises(ConfigError, match=r"finetune.params: method 'finetune' does not read lam"):
+        load_suite(str(path), ["methods.finetune.params.lam=2"])
 
 
 def test_the_later_and_more_specific_length_holds(tiny_suite, tmp_path):

@@ -9,6 +9,7 @@ import copy
 import doctest
 import json
 import math
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -213,6 +214,19 @@ def test_probabilities_are_no_logits():
         forget(net, Subset(data, range(3)), Subset(data, range(3, 9)), "gd", anyway=True)
 
 
+@pytest.mark.parametrize("mark", ["is_quantized", "quantization_method", "config", "weight"])
+def test_a_quantised_model_is_refused_before_anything_is_trained(mark):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    if mark == "weight":
+        net[1].weight = torch.nn.Parameter(net[1].weight.to(torch.int8), requires_grad=False)
+    else:
+        value = SimpleNamespace(quantization_config={"bits": 4}) if mark == "config" else "nf4"
+        setattr(net, mark, value)
+    data = TensorDataset(torch.randn(9, 1, 2, 2), torch.arange(9) % 3)
+    with pytest.raises(CheckpointError, match="is quantised; give the model with its full weights"):
+        forget(net, Subset(data, range(3)), Subset(data, range(3, 9)), "weight_distortion")
+
+
 def test_a_last_batch_of_one_image_is_told_to_a_batch_norm_in_one_line():
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
     data = TensorDataset(torch.randn(13, 1, 2, 2), torch.arange(13) % 3)
@@ -234,6 +248,16 @@ def test_a_text_in_the_place_of_a_list_is_one_of_them(given, words):
     samples = [(torch.zeros(1, 1, 1), 0)]
     with pytest.raises(ConfigError, match=words):
         forget(torch.nn.Identity(), samples, samples, "gd", **given)
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("finetune", {"lam": 3}), ("ascent", ["retain_weight=3"]), ("ascent,gd", {"forget_weight": 3})],
+)
+def test_a_weight_that_a_method_does_not_read_is_refused(method, params):
+    samples = [(torch.zeros(1, 1, 1), 0)]
+    with pytest.raises(ConfigError, match=r"does not read \w+; leave it out"):
+        forget(torch.nn.Identity(), samples, samples, method, params=params)
 
 
 def test_so_it_is_of_a_run_and_an_evaluation(tmp_path):

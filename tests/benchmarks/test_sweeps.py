@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,12 +18,12 @@ from torch import nn
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import sections as board_sections
 from stable_forgetting.benchmarks.leaderboard.run import Leaderboard
-from stable_forgetting.benchmarks.pipeline.block import Readout
+from stable_forgetting.benchmarks.pipeline.block import Readout, cell_row, run_block
 from stable_forgetting.benchmarks.pipeline.cells import Cell, Edge, judge
 from stable_forgetting.benchmarks.pipeline.grid import next_rate, runs_together
 from stable_forgetting.benchmarks.pipeline.measuring import read_record
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.pipeline.sweeping import GridReader
+from stable_forgetting.benchmarks.pipeline.sweeping import GridReader, GridSpec
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.suite.grid import acceptance
 from stable_forgetting.benchmarks.suite.resolve import load_suite
@@ -262,11 +263,45 @@ def test_the_axis_goes_in_half_decades():
         ("gd_lora", {"mixed_precision": "bf16"}, False),
         ("gd_lora", {"warmup_epochs": 0.5}, False),
         ("gd_lora", {"lr_of": {"*A": 1e-3}}, False),
+        ("gd_sine", {"adapter": {"mode": "polynomial"}}, False),
+        ("gd_sine", {"adapter": {"mode": "auto"}}, False),
     ],
 )
 def test_which_methods_share_a_forward(name, params, together):
     config = resolve_config(name, None, params, origin="test")
     assert runs_together(METHODS[name], config) is together
+
+
+def test_adapters_on_1x1_convolutions_are_swept_one_config_at_a_time(tiny):
+    """Copies of an adapter share a forward on plain linear layers alone."""
+    head = nn.Linear(8, tiny.classes)
+    net = nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 8, 1), nn.Flatten(), head)
+    source, points, steps = tiny.Source(), ((1e-3, 0.1), (1e-2, 1.0)), (1, 2)
+    params = {"batch_size": 8, "steps": 2, "adapter": {"targets": ["1"]}}
+    spec = GridSpec(
+        benchmark="vision",
+        protocol={},
+        method="gd_sine",
+        seed=1,
+        points=points,
+        params=tuple({**params, "lr": lr, "lam": lam} for lr, lam in points),
+        steps=steps,
+        together=True,
+    )
+    moved = []
+
+    def row(model, point, step, bound):
+        now = detach(copy.deepcopy(model))[1].weight.detach()
+        moved.append(float((now - net[1].weight.detach()).abs().max()))
+        return cell_row(point, step)
+
+    def task(access):
+        return tiny.task(source, tiny.split(source), access=access, model=copy.deepcopy(net))
+
+    rows = run_block(spec, SimpleNamespace(original=net, row=row), task)
+    cells = [(row["lr"], row["lam"], row["step"]) for row in rows]
+    assert cells == [(*point, step) for point in points for step in steps]
+    assert min(moved) > 0
 
 
 @pytest.mark.parametrize("kind", ["nb_lora", "lora"])
@@ -357,6 +392,7 @@ LORA = {"gd_lora": None}
         ({"methods": {"gd_balll": None}}, {}, "did you mean 'gd_ball'?"),
         ({"methods": {"random_label": None}}, {}, "has no 'lam'; write grid: {rows: {random_label"),
         ({"methods": {"ssd": None}}, {}, "has no 'lr'"),
+        ({"methods": {"ascent": None}}, {}, "axis: method 'ascent' does not read forget_weight"),
         ({"compare": [["gd_ball", "x"]]}, {}, "compare names 'x'"),
         ({"defaults": {"batchsize": 8}}, {}, "did you mean 'batch_size'?"),
         ({}, {"rule": {"rra": 1}}, "did you mean 'ra'?"),

@@ -116,10 +116,10 @@ def test_several_fits_use_checkpoints_and_seeds_of_their_own(tiny, source, tmp_p
     config = FitConfig(steps=3, batch_size=8, checkpoint_every=2)
     for _ in range(2):
         task.fit(task.model, CrossEntropy(), task.loaders(("retain",), config), config)
-    first, second = "c.safetensors", "c-1.safetensors"
-    assert seen == [first] * 2 + [first] + [second, first] * 2
+    first, second = "c.safetensors", "c.training-1.safetensors"
+    assert seen == [first] * 2 + [first] + [first, second] * 2
     assert [result.steps for result in task.results] == [3, 3]
-    assert sorted(p.name for p in tmp_path.iterdir()) == [second, first], "the caller's to delete"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [first, second], "the caller's to delete"
 
 
 def test_the_last_fit_before_the_weights_are_stored_keeps_no_end(tiny, source, tmp_path):
@@ -429,3 +429,48 @@ def test_the_reference_is_a_frozen_copy_of_the_model_as_it_was(tiny, source):
     assert torch.equal(before, reference(batch))
     assert not torch.equal(before, task.reference()(batch))
     assert all(parameter.requires_grad for parameter in task.model.parameters())
+
+
+class Normed(torch.nn.Module):
+    """Three blocks of a linear layer and a batch normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        pairs = [(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)) for _ in range(3)]
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(*pair) for pair in pairs)
+        self.head = torch.nn.Linear(6, 4)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("name", ["cf_k", "eu_k"])
+def test_the_statistics_of_frozen_blocks_stay_as_they_are(tiny, unlearn, name):
+    model = Normed()
+    before = tiny.snapshot(model)
+    after, _ = unlearn(name, {"k": 1}, model=model, build=Normed)
+    moved = [key for key in before if not torch.equal(after.state_dict()[key], before[key])]
+    assert "blocks.2.1.running_mean" in moved
+    assert all(key.startswith(("blocks.2", "head")) for key in moved)
+    after.train()(torch.randn(8, 6))
+    assert not torch.equal(after.blocks[0][1].running_mean, before["blocks.0.1.running_mean"])
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        *(("fisher", {"fisher": "empirical"}), ("influence", {"samples": 16})),
+        *((name, {}) for name in ("kodge", "pgu", "undo")),
+        *((name, {}) for name in ("weight_distortion", "weight_negation")),
+    ],
+)
+def test_weights_that_are_frozen_stay_as_they_are(tiny, unlearn, name, params):
+    model = tiny.net(1)
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_("mlp.fc2" in key)
+    before = tiny.snapshot(model)
+    after = unlearn(name, params, model=model)[0].state_dict()
+    moved = [key for key in before if not torch.equal(before[key], after[key])]
+    assert moved and all("mlp.fc2" in key for key in moved)

@@ -238,6 +238,18 @@ def test_sam_takes_forgets_gradient_at_the_worst_weights_and_retains_where_they_
     torch.testing.assert_close(ours, tuple(a + b for a, b in zip(forget, retain, strict=True)))
 
 
+def test_rfes_distance_leaves_out_what_has_no_label(line):
+    model, _ = line
+    z, reference = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
+    labels = torch.tensor([[1, 2, IGNORE], [3, IGNORE, IGNORE]])
+    batch = Batch({"x": z}, labels, torch.arange(2))
+    dual = tools.Multiplier(1.0, 0.05)
+    objective = tools.Entangled(model, 0.05, 1.0, dual, 0, lambda _: reference, 2.0)
+    squares = (z.softmax(-1) - reference.softmax(-1)).square().sum(-1)
+    wanted = squares[0, :2].mean() + squares[1, 0]  # 2 times the mean over the two samples
+    torch.testing.assert_close(objective._away(z, batch), wanted)
+
+
 def test_rfe_ascends_under_a_bound_and_then_never_against_retain(line):
     model, batches = line
     dual = tools.Multiplier(1.0, 0.05)

@@ -191,7 +191,7 @@ def test_parts_in_main_memory_train_the_same(runs, tmp_path):
 def test_another_number_of_processes_goes_on(runs, tmp_path, count, split):
     """From the checkpoint of two that were stopped."""
     folder = shutil.copytree(runs[1], tmp_path / "moved")
-    parts = list(folder.glob("moved.2/*.safetensors"))
+    parts = list(folder.glob("moved.parts-2/*.safetensors"))
     assert len(parts) == 2 and max(p.stat().st_size for p in parts) < 1.5 * min(
         p.stat().st_size for p in parts
     )
@@ -202,13 +202,13 @@ def test_another_number_of_processes_goes_on(runs, tmp_path, count, split):
     for rank in range(count):
         found = load_file(folder / f"{rank}-ended.safetensors")
         assert max(float((found[key] - whole[key]).abs().max()) for key in whole) < 1e-12
-    assert not list(folder.glob("moved.2")), "the parts of the last checkpoint alone"
+    assert not list(folder.glob("moved.parts-2")), "the parts of the last checkpoint alone"
 
 
 @pytest.mark.slow
 def test_a_damaged_part_starts_the_training_again(runs, tmp_path):
     folder = shutil.copytree(runs[1], tmp_path / "damaged")
-    part = sorted(folder.glob("moved.2/*.safetensors"))[1]
+    part = sorted(folder.glob("moved.parts-2/*.safetensors"))[1]
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
     part.write_bytes(content)

@@ -28,6 +28,7 @@ from stable_forgetting.common.checks.tiny_task import CLASSES, problem_of
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.finetuning import last_parameters
+from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.protocols import Telemetry
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.data.augment import TwoViews
@@ -445,3 +446,13 @@ def test_extrapolated_weights_keep_originals_running_statistics(residual, name):
             assert torch.equal(value, before[key]), key
     assert not torch.equal(weights["fc.weight"], before["fc.weight"])
     assert residual.outputs(model).isfinite().all()
+
+
+def test_novo_heeds_the_rates_of_the_recipe(task_of):
+    """Its own model has other names."""
+    task = task_of("novo")
+    task.recipe = FitConfig(steps=1, batch_size=8, lr=1e-3, lr_of={"head.weight": 1e-9})
+    start = task.fresh_model().state_dict()
+    after = METHODS["novo"](METHODS["novo"].Config()).unlearn(task).state_dict()
+    moved = {name: float((after[name] - start[name]).abs().max()) for name in start}
+    assert moved["head.weight"] < 1e-6 < 1e-4 < moved["head.bias"]

@@ -134,6 +134,8 @@ class Novo(UnlearningMethod):
         stream = task.generator("train")
         loader = data.Loader(task.source, everything, task.recipe.micro_batch, stream)
         objective = ProxyForgetting(keyed, beta=config.beta, hide=config.hide)
-        task.fit(keyed, objective, {"train": loader}, task.recipe)
+        rates = {f"net.{pattern}": rate for pattern, rate in task.recipe.lr_of.items()}
+        recipe = task.recipe.model_copy(update={"lr_of": rates})
+        task.fit(keyed, objective, {"train": loader}, recipe)
         task.model.load_state_dict(keyed.folded(gone))
         return task.model

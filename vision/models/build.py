@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.base.hub import fetch, is_repository, prepare_client
+from stable_forgetting.common.methods.tools.layers import as_in_evaluation
 from stable_forgetting.common.store.adapters import base_of, is_adapter, with_adapter
 from stable_forgetting.common.store.packages import PACKAGE
 from stable_forgetting.common.store.weights import WEIGHTS
@@ -252,8 +253,4 @@ def freeze_statistics(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.register_forward_pre_hook(_as_in_evaluation)
-
-
-def _as_in_evaluation(module: nn.Module, _: Any) -> None:
-    module.training = False
+            module.register_forward_pre_hook(as_in_evaluation)

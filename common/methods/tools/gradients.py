@@ -7,7 +7,6 @@ or a subset of its parameters.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -46,7 +45,8 @@ class SampleGradients:
 
     Args:
         task: Its model is put into eval mode; parameters are read at the time of each call.
-        patterns: Glob patterns of parameter names; P is the number of entries that match.
+        patterns: Glob patterns of parameter names; P is the number of entries that match.  Frozen
+            parameters are left out.
         chunk: Samples per vectorised call.
 
     Raises:
@@ -58,7 +58,8 @@ class SampleGradients:
         self.parameters = {
             name: parameter
             for name, parameter in self.model.named_parameters()
-            if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+            if parameter.requires_grad
+            and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
         }
         if not self.parameters:
             raise ConfigError(f"parameters: none of this model matches {', '.join(patterns)}")
@@ -85,13 +86,12 @@ class SampleGradients:
         """(P,) gradient of the mean cross-entropy over an index set."""
         chosen = list(self.parameters.values())
         total = torch.zeros_like(self.flat())
-        with _differentiable(chosen):
-            for batch in ordered_batches(source, indices, batch_size):
-                loss = sample_cross_entropy(self.forward(self.model, batch), batch.labels).sum()
-                parts = torch.autograd.grad(loss, chosen, allow_unused=True)
-                pairs = zip(self.parameters, parts, chosen, strict=True)
-                found = {n: torch.zeros_like(p) if g is None else g for n, g, p in pairs}
-                total += _flatten(found, 0)
+        for batch in ordered_batches(source, indices, batch_size):
+            loss = sample_cross_entropy(self.forward(self.model, batch), batch.labels).sum()
+            parts = torch.autograd.grad(loss, chosen, allow_unused=True)
+            pairs = zip(self.parameters, parts, chosen, strict=True)
+            found = {n: torch.zeros_like(p) if g is None else g for n, g, p in pairs}
+            total += _flatten(found, 0)
         return total / len(indices)
 
     def losses(self, batch: Batch, labels: Tensor | None = None) -> Iterator[Tensor]:
@@ -131,19 +131,6 @@ class SampleGradients:
                         "sample (torch.func.vmap refuses it); choose another method"
                     ) from None
             yield _flatten(jacobian, leading).detach()
-
-
-@contextlib.contextmanager
-def _differentiable(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """All of them have gradients inside, those that are frozen too."""
-    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
 
 
 def _flatten(tensors: Mapping[str, Tensor], leading: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from stable_forgetting.common.train.telemetry import evaluating
 
 
 def matrix_layers(model: nn.Module, patterns: Sequence[str] = ("*",)) -> dict[str, nn.Module]:
-    """Linear layers and ungrouped convolutions by name, in the model's order.
+    """Linear layers and ungrouped convolutions that are not frozen, in the model's order.
 
     Raises:
         ConfigError: No such layer matches.
@@ -27,7 +28,9 @@ def matrix_layers(model: nn.Module, patterns: Sequence[str] = ("*",)) -> dict[st
     found = {
         name: module
         for name, module in model.named_modules()
-        if _is_matrix(module) and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        if _is_matrix(module)
+        and module.get_parameter("weight").requires_grad
+        and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
     }
     if not found:
         raise ConfigError(
@@ -50,6 +53,22 @@ def rows_of(layer: nn.Module, inputs: Tensor) -> Tensor:
         patches = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
         return patches.mT.reshape(-1, patches.shape[1])
     return inputs.reshape(-1, inputs.shape[-1])
+
+
+def as_in_evaluation(module: nn.Module, _: Any) -> None:
+    """A hook before a forward: batch normalisation takes its running statistics."""
+    module.training = False
+
+
+@contextlib.contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch normalisation whose gain and shift are frozen keeps its statistics while open."""
+    with contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            own = [parameter.requires_grad for parameter in module.parameters()]
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and own and not any(own):
+                hooks.enter_context(module.register_forward_pre_hook(as_in_evaluation))
+        yield
 
 
 @contextlib.contextmanager

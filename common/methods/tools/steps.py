@@ -234,7 +234,7 @@ class Entangled:
     def _away(self, z: Tensor, batch: Batch) -> Tensor:
         """Drift of the softmax from Original's."""
         distance = wide(z).softmax(-1) - wide(self.reference(batch)).softmax(-1)
-        return self.drift * distance.square().sum(-1).mean()
+        return self.drift * average(distance.square().sum(-1), batch.labels, "samples")
 
     def _projected(self, total: Tensor, kept: Tensor) -> Tensor:
         """The total with a gradient that does not raise ``kept``."""

@@ -22,7 +22,9 @@ from stable_forgetting.common.bounded.attach import attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.objectives.objectives import CrossEntropy, gradient_difference
 from stable_forgetting.common.store import hashed
+from stable_forgetting.common.store.weights import save_weights
 from stable_forgetting.common.train import loop
+from stable_forgetting.common.train.checkpoint import of_training
 from stable_forgetting.common.train.tracking import Tracker, copy_scalars, read_scalars
 from tests.common.train.trained import (
     MLP,
@@ -260,7 +262,7 @@ def test_a_kill_between_a_checkpoint_and_its_evaluation_loses_neither(tiny, run,
 
 def test_a_training_that_starts_again_takes_the_later_ones_along(tiny, run, tmp_path):
     """Their rows leave the log with its own, so they may not go on from where they were."""
-    paths = [tmp_path / f"checkpoint{end}.safetensors" for end in ("", "-1", "-2")]
+    paths = [of_training(tmp_path / "checkpoint.safetensors", number) for number in range(3)]
     for path in paths:
         run(tiny.net(), small(checkpoint_every=2), checkpoint=path)
     paths[1].write_bytes(b"damaged")
@@ -268,13 +270,16 @@ def test_a_training_that_starts_again_takes_the_later_ones_along(tiny, run, tmp_
     assert [path.is_file() for path in paths] == [True, True, False]
 
 
-def test_what_others_keep_beside_a_checkpoint_stays(tiny, run, tmp_path):
+@pytest.mark.parametrize("name", ["run", "run-1"])
+def test_what_others_keep_beside_a_checkpoint_stays(tiny, run, tmp_path, name):
     """A run with a number in its name is no later training of another one."""
-    notes, paths = tmp_path / "seed-1.notes", [tmp_path / f"seed-{n}.safetensors" for n in (2, 1)]
-    notes.mkdir()
-    for path in paths:
+    others = [tmp_path / f"run-{number}.safetensors" for number in (2, 3)]
+    folders = [tmp_path / f"{name}.notes", tmp_path / f"{name}.2"]
+    for folder in folders:
+        folder.mkdir()
+    for path in (*others, tmp_path / f"{name}.safetensors"):
         run(tiny.net(), small(checkpoint_every=2), checkpoint=path)
-    assert all(path.is_file() for path in paths) and notes.is_dir()
+    assert all(path.is_file() for path in others) and all(path.is_dir() for path in folders)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -386,3 +391,23 @@ def test_a_file_is_hashed_while_it_is_written(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match="damaged"):
             hashed.check_hashed(path)
+
+
+def test_a_complex_buffer_travels_with_the_checkpoint(tiny, run, tmp_path):
+    config, path = small(checkpoint_every=2), tmp_path / "c.safetensors"
+
+    def net(value, dtype=torch.complex64):
+        model = tiny.net()
+        model.register_buffer("turns", torch.full((3,), value, dtype=dtype))
+        return model
+
+    with pytest.raises(Killed):
+        run(net(1j), config, checkpoint=path, progress=kill_at(3))
+    resumed = net(2j)
+    run(resumed, config, checkpoint=path)
+    assert torch.equal(resumed.turns, net(1j).turns)
+    double = net(1j, torch.complex128)
+    with pytest.raises(CheckpointError, match=r"'buffer\.turns' is complex128, which a checkpoint"):
+        run(double, config, checkpoint=tmp_path / "d.safetensors")
+    with pytest.raises(CheckpointError, match=r"'turns' is torch\.complex128, .* it complex64"):
+        save_weights(double, tmp_path)
