@@ -252,7 +252,11 @@ def test_a_text_in_the_place_of_a_list_is_one_of_them(given, words):
 
 @pytest.mark.parametrize(
     ("method", "params"),
-    [("finetune", {"lam": 3}), ("ascent", ["retain_weight=3"]), ("ascent,gd", {"forget_weight": 3})],
+    [
+        ("finetune", {"lam": 3}),
+        ("ascent", ["retain_weight=3"]),
+        ("ascent,gd", {"forget_weight": 3}),
+    ],
 )
 def test_a_weight_that_a_method_does_not_read_is_refused(method, params):
     samples = [(torch.zeros(1, 1, 1), 0)]

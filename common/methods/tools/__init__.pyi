@@ -8,9 +8,9 @@ from .conflicts import orthogonal_to as orthogonal_to
 from .conflicts import to_random_labels as to_random_labels
 from .fila import start_adapters as start_adapters
 from .gradients import SampleGradients as SampleGradients
+from .layers import frozen_statistics as frozen_statistics
 from .layers import head_inputs as head_inputs
 from .layers import input_moments as input_moments
-from .layers import frozen_statistics as frozen_statistics
 from .layers import matrix_layers as matrix_layers
 from .layers import spectrum as spectrum
 from .objectives import AlternatingAscent as AlternatingAscent
