@@ -13,6 +13,7 @@ from pydantic import SerializeAsAny
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.splits import PretrainingSplit
 from stable_forgetting.common.protocol.pretraining import Pretraining
+from stable_forgetting.common.store.packages import PACKAGE
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.readers import TextDataConfig
@@ -37,11 +38,13 @@ def check_start(other: TextDataConfig, own: TextDataConfig, model: CausalModelCo
     """Refuses texts of a pretraining that do not fit a protocol's own texts and model.
 
     Raises:
-        ValueError: They are the protocol's own, its models are published, or their pieces are
-            longer than the model's window.
+        ValueError: They are the protocol's own, its models are published or a package's, or their
+            pieces are longer than the model's window.
     """
     if model.original or model.retrain:
         raise ValueError("give one of pretrain and model.original (or model.retrain)")
+    if model.name.startswith(PACKAGE):  # its vocabulary is cut down to one text
+        raise ValueError(f"{model.name} is pretrained, and no other text fits; leave pretrain out")
     if own == other or _paths(own) & _paths(other):
         raise ValueError(
             f"pretrain.data: {own.name} is what the suite learns and forgets; pretrain on other "

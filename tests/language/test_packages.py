@@ -158,6 +158,18 @@ def test_a_benchmark_takes_a_package_for_its_model(invented, tmp_path):
     assert len(invented) == 1
 
 
+def test_a_pretraining_of_a_package_is_refused():
+    with pytest.raises(ValueError, match="no other text fits; leave pretrain out"):
+        BENCHMARKS["tofu"].Config.model_validate(
+            {
+                "data": {"name": "fictitious"},
+                "model": {"name": f"package:{NAME}"},
+                "train": {"epochs": 1},
+                "pretrain": {"data": {"name": "fictitious", "authors": 9}, "train": {"epochs": 1}},
+            }
+        )
+
+
 def test_what_is_missing_is_named_with_the_command(invented, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=f"known packages: {NAME}"):
         packages.package_folder("package:other", TEXTS, tmp_path)
