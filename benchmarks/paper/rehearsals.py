@@ -53,7 +53,7 @@ def digest(suite: ResolvedSuite) -> str:
         "probes": {name: canonical(entry.probe.config) for name, entry in suite.probes.items()},
         "parents": [digest(each) for each in (*suite.folds, suite.after) if each is not None],
     }
-    return json_digest(content)
+    return json_digest(content)[:20]
 
 
 def read_rehearsals(path: Path = RECORD) -> dict[str, dict[str, Any]]:
