@@ -748,8 +748,8 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                    for row in ("gd_lora", "retrain (second)"))),
     (README, "On one digit {} of {} methods are not shown to differ",
      lambda: (words("digits-all-class").count("undecided"), len(methods("digits-all-class")))),
-    (README, "{} tables, from about seventeen settings, hold sine and its unbounded control. The two "
-             "are equal to two decimals in {} tables and different in {}.",
+    (README, "{} tables, from about seventeen settings, hold sine and its unbounded control. The "
+             "two are equal to two decimals in {} tables and different in {}.",
      lambda: (len(readings(SINE)), readings(SINE).count("same"),
               "none" if not {"nearer", "farther"} & set(readings(SINE)) else "some")),
     (README, "a loss that saturates, the worst setting keeps {} % of retain accuracy, without the "
