@@ -63,17 +63,21 @@ def package_folder(name: str, texts: Sequence[str], store: Path) -> Path:
         raise ConfigError(f"model {name}: known packages: {', '.join(PACKAGES)}")
     text = "\0".join((package.sha256, *texts))
     folder = store / "packages" / hashlib.sha256(text.encode()).hexdigest()[:20]
+    if folder.is_dir():
+        return folder
+    parts = package.files(f"model {name}")
+    if find_spec("gguf") is None:
+        raise DataError(
+            f"model {name}: its reader is not installed; run: "
+            f"pip install 'stable-forgetting[{package.extra}]'"
+        )
     with held(folder.with_suffix(".lock"), wait=True):
         if not folder.is_dir():
-            _write(package.files(f"model {name}"), texts, folder, package.extra)
+            _write(parts, texts, folder)
     return folder
 
 
-def _write(parts: Iterable[Path], texts: Sequence[str], folder: Path, extra: str) -> None:
-    if find_spec("gguf") is None:
-        raise DataError(
-            f"{WHOLE}: its reader is not installed; run: pip install 'stable-forgetting[{extra}]'"
-        )
+def _write(parts: Iterable[Path], texts: Sequence[str], folder: Path) -> None:
     temporary = beside(folder)
     temporary.mkdir()
     try:

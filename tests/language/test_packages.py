@@ -185,6 +185,7 @@ def test_what_is_missing_is_named_with_the_command(invented, tmp_path, monkeypat
     monkeypatch.setitem(packages.PACKAGES, NAME, other)
     with pytest.raises(CheckpointError, match="SHA-256"):
         packages.package_folder(f"package:{NAME}", TEXTS, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.skipif(
