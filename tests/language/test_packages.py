@@ -195,9 +195,10 @@ def test_what_is_missing_is_named_with_the_command(invented, tmp_path, monkeypat
 def test_the_published_weights_speak(tmp_path):
     from transformers import AutoTokenizer
 
-    texts = ["The capital of France is Paris.", "Question: Who wrote Romeo and Juliet?\nAnswer:"]
-    folder = packages.package_folder(f"package:{NAME}", texts, tmp_path)
+    text = "Once upon a time, there was a little girl who lived in a small village."
+    folder = packages.package_folder(f"package:{NAME}", [text], tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    ids = tokenizer("Once upon a time", return_tensors="pt")["input_ids"]
-    assert float(model(input_ids=ids, labels=ids).loss.detach()) < 5
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    assert ids.shape == (1, 18) and len(tokenizer) < 1000
+    assert float(model(input_ids=ids, labels=ids).loss.detach()) < 2
