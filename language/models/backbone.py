@@ -151,19 +151,21 @@ def _pick(states: Tensor, positions: Tensor) -> Tensor:
 
 
 def last_layers(model: nn.Module) -> LastLayers | None:
-    """The decoder's last normalisation and the head; None where the family names none.
+    """The decoder's last normalisation and the head.
 
-    A head that is tied to the embedding is one all the same: adapters leave both alone.
+    A head that is tied to the embedding is one all the same: adapters leave both alone.  None where
+    the family names no normalisation, or where logits are more than a linear map of it.
     """
     inner: Any = unwrapped(model)
-    parts = backbone(inner)
-    name = family_of(getattr(getattr(inner, "config", None), "model_type", None)).last_norm
-    if parts is None or not name:
+    config = getattr(inner, "config", None)
+    name = family_of(getattr(config, "model_type", None)).last_norm
+    head = inner.get_output_embeddings() if name else None
+    if not isinstance(head, nn.Linear) or getattr(config, "final_logit_softcapping", None):
         return None
-    norm: Any = parts.decoder.get_submodule(name)
-    head: Any = parts.head
+    norm: Any = inner.base_model.get_submodule(name)
     centred = isinstance(norm, nn.LayerNorm)  # the others divide by the root mean square alone
-    shift = norm.bias if centred else None
     bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
-    shift = torch.zeros_like(norm.weight) if shift is None else shift
-    return LastLayers(norm.weight, shift, head.weight, bias, centred=centred)
+    with torch.no_grad():  # asked, not read: Gemma's gain is 1 + weight
+        shift = norm(torch.zeros_like(norm.weight))
+        gain = norm.weight if centred else norm(torch.ones_like(norm.weight))
+    return LastLayers(gain, shift, head.weight, bias, centred=centred)

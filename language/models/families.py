@@ -151,6 +151,7 @@ FAMILIES: dict[str, CausalFamily] = {
         ),
         CausalFamily("qwen2", **_EXACT, last_norm="norm"),
         CausalFamily("gemma", last_norm="norm"),
+        CausalFamily("gemma3_text", last_norm="norm"),
         CausalFamily("gpt_neox", **_EXACT, last_norm="final_layer_norm"),
         CausalFamily("phi3", linear_head=True),
         CausalFamily("qwen3", linear_head=True),

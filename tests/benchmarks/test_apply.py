@@ -591,8 +591,9 @@ def test_pickles_are_refused_unread(request_, tmp_path, name):
 def test_bare_files_need_arch(world, request_, tmp_path):
     file = world / "model" / "model.safetensors"
     assert_refused(dataclasses.replace(request_, model=file), ConfigError, "needs arch")
-    missing = dataclasses.replace(request_, model=tmp_path / "nowhere")
-    assert_refused(missing, CheckpointError, "no such folder")
+    for name in ("nowhere", "nowhere.pth"):
+        missing = dataclasses.replace(request_, model=tmp_path / name)
+        assert_refused(missing, CheckpointError, "no such folder")
 
 
 def halve(file):

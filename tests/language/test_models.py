@@ -510,14 +510,13 @@ def test_ascent_on_everything_before_the_last_layers_stays_below(kind):
     model = tiny(kind)
     probe = make_probe("ceiling", {}, "test")
     table = probe.measure(model, SimpleNamespace(last_layers=last_layers))
-    layers = last_layers(model)
     assert len(table.rows) == VOCABULARY
     highest = probe.summary(table)["ceiling.loss"]
     assert probe.related({"ceiling.loss": highest, "forget_loss": highest / 4}) == {
         "ceiling.reached": pytest.approx(25)
     }
-    frozen = {id(layers.gain), id(model.get_output_embeddings().weight)}
-    frozen |= {id(each) for each in (layers.shift, layers.bias)}
+    last = model.base_model.get_submodule(FAMILIES[kind].last_norm)
+    frozen = {id(p) for part in (last, model.get_output_embeddings()) for p in part.parameters()}
     trained = [p for p in model.parameters() if id(p) not in frozen]
     ids = torch.arange(24).view(3, 8)
     labels = torch.arange(3) % 2
@@ -542,7 +541,36 @@ def test_a_large_vocabulary_is_sampled(monkeypatch):
     assert list(table.rows) == [f"class {label}" for label in range(0, VOCABULARY, 5)]
 
 
+def sized(kind, **fields):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCABULARY}
+    config = AutoConfig.for_model(kind, **sizes, **heads, pad_token_id=0, **fields)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("kind", [*SMALL, "gemma", "gemma3_text"])
+def test_logits_are_those_of_the_last_layers(kind):
+    model = tiny(kind) if kind in SMALL else sized(kind)
+    norm = model.base_model.get_submodule(FAMILIES[kind].last_norm)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_()
+        seen: list[torch.Tensor] = []
+        with norm.register_forward_pre_hook(lambda _, args: seen.append(args[0])):
+            logits = model(input_ids=torch.arange(1, 9)[None]).logits
+    layers, states = last_layers(model), seen[0]
+    if layers.centred:
+        states = states - states.mean(-1, keepdim=True)
+    states = states * states.square().mean(-1, keepdim=True).rsqrt()
+    again = (states * layers.gain + layers.shift) @ layers.weight.T + layers.bias
+    torch.testing.assert_close(logits, again, rtol=0, atol=1e-2)
+
+
 def test_families_without_a_known_end_have_none():
+    assert last_layers(sized("gemma3_text")) is not None
+    assert last_layers(sized("gemma3_text", final_logit_softcapping=30.0)) is None
     model = tiny("llama")
-    model.config.model_type = "gemma"  # its logits are more than a linear map
+    model.config.model_type = "unheard-of"
     assert last_layers(model) is None

@@ -181,11 +181,11 @@ def read_checkpoint(
         if path.is_dir():
             return _read_folder(path)
         return replace(_read_folder(fetch(path, _FETCHED)), repository=parsed(path)[0])
-    refuse_pickles(path)
     if not path.is_file():
         raise CheckpointError(
             f"{path}: no such folder or .safetensors file; give one, or OWNER/NAME of the hub"
         )
+    refuse_pickles(path)
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: not a .safetensors file, nor a folder with {WEIGHTS}")
     if arch is None:
