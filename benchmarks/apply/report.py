@@ -105,13 +105,12 @@ def front_matter(statement: Mapping[str, Any], benchmark: GivenBenchmark, name: 
 
 def _results(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> list[dict[str, Any]]:
     """The form of the hub: a task, a data set and its metrics for each part of the data."""
-    task = {"type": benchmark.card["pipeline_tag"]}
     parts: dict[str, list[dict[str, Any]]] = {}
     for part, key, title, value in _numbers(statement["after"], benchmark):
         parts.setdefault(part, []).append({"type": key, "name": title, "value": round(value, 4)})
     return [
         {
-            "task": task,
+            "task": {"type": benchmark.card["pipeline_tag"]},
             "dataset": {"type": "private", "name": f"{part} data of the request"},
             "metrics": metrics,
         }

@@ -115,6 +115,7 @@ def test_card_and_page_say_the_same(request_):  # noqa: F811
     statement = apply(request_).statement
     _, front, card = (request_.out / "README.md").read_text().split("---\n", 2)
     fields = yaml.safe_load(front)
+    assert not {"&", "*"} & set(front)  # what not every reader of YAML takes
     (model,) = fields.pop("model-index")
     assert model["name"] == request_.out.name
     told = {
