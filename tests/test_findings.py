@@ -333,7 +333,7 @@ def of_that_size() -> tuple:
 
 
 def ceilings() -> tuple:
-    """The mean cross-entropy of Original's ceiling: on digits, its ends on CIFAR and TOFU, Gemma's."""
+    """Original's ceiling in nats: on digits, its ends on CIFAR and TOFU, and Gemma's."""
     found: dict[str, list[float]] = {"digits": [], "gemma": [], "cifar": [], "tofu": []}
     for path in RESULTS.glob("*/LEADERBOARD.md"):
         kind = next((name for name in found if name in path.parent.name), None)
@@ -635,7 +635,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "take the forget loss to {} nats with sine and {} with its control, {} and {} % of "
                "that ceiling (table, n = 3). The largest argument is {} and {}, and the bound is "
                "active in {} % of the entries", on_published_text),
-    (README, "(Gemma 3, n = 3) 500 steps take the forget loss to {} nats with sine, {} without the "
+    (README, "On Gemma 3 (n = 3) 500 steps bring {} nats of forget loss with sine, {} without the "
              "bound.", lambda: on_published_text()[:2]),
     (FINDINGS, "on their questions sine is right in {:.0f} %, Retrain in {:.0f} %, Original in "
                "{:.0f} %.",
