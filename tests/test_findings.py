@@ -121,14 +121,11 @@ CLASSES = "maps/cifar100-class10-bound/MAP.md"
 ELSEWHERE = ("cifar100-class10-bound", "cifar10-random-bound", "tofu-small-bound")
 FORGOTTEN = ("RA where forgotten", "retain P where forgotten")
 BALL = ("gd_ball", "gd_ul")
-BALL_OR_LORA = ("gd_ball", "gd_lora")
 IN_TURN = "tofu-small-seq-3/LEADERBOARD.md"
-CLASSES_AFTER = "cifar100-transfer-class10/LEADERBOARD.md"
 ALL = "digits-all-class/LEADERBOARD.md"
 TDEC, PILE = "tdec-small/LEADERBOARD.md", "pile PPL (first 20 rows) ↓"
 DEEP = "tdec-90m/LEADERBOARD.md"
 TRANSFER = "cifar10-transfer/LEADERBOARD.md"
-VIT_S, LARGE = "cifar10-transfer-vit-s", "cifar10-transfer-vit-s/LEADERBOARD.md"
 ATTACKED = "digits-class-attack/LEADERBOARD.md"
 RECITED = "tdec-small-attack/LEADERBOARD.md"
 HUNDRED = "cifar100-class10-small-attack/LEADERBOARD.md"
@@ -485,14 +482,6 @@ def diverged(*rows: str) -> int:
     return sum(int(text.split(" of ")[0]) for text in cells if " of " in text)
 
 
-def trials_of(row: str, first: int) -> float:
-    """The best distance on the tuning seed among a row's first trials, after a pretraining."""
-    sweep = read_board(RESULTS / "tofu-transfer")["tuning"]["sweep"]
-    gaps = [trial["gap"] for trial in sweep if trial["row"] == row]
-    assert len(gaps) == 8
-    return min(gaps[:first])
-
-
 def from_scratch_on_classes() -> tuple:
     """The undecided rows, distances of some, and how soon each is relearnt."""
     suite = "cifar100-class10-small-all"
@@ -569,10 +558,6 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                    by_seed("digits-class", "gd_lora_literal", "gd_lora_omega_literal"))),
     (FINDINGS, "accepts {} % of the settings, its control {} %",
      lambda: (accepted("tanh_c1"), accepted("gd_lora_omega"))),
-    (FINDINGS, "The ball and the control of the tight bound are relearnt in {} and {} steps, SSD "
-               "in {} (on four of five seeds not in 60), Retrain not in {:.0f}.",
-     lambda: tuple(cell(CLASSES_AFTER, "relearn:", row, "steps")
-                   for row in ("gd_ball", "gd_ul_omega", "ssd", "retrain"))),
     (FINDINGS, "At a tuned rate there is no general gain. By ascent no difference is shown in {} "
                "of {} tables with Holm. In the fifteenth, MUSE, the tight tanh is farther than its "
                "control (+{}).",
@@ -583,8 +568,6 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
      lambda: ({10: "ten"}[readings(TIGHT_UL).count("not apart")],
               *sorted({len(board(suite)["gd_ul_omega"]["ag_per_seed"])
                        for suite in CONTROLLED}))),
-    (FINDINGS, "On invented authors it is farther by +{}, which the control shows to be omega's",
-     lambda: (interval("authors", *SATURATING, 2),)),
     (FINDINGS, "The tight tanh is nearer in {} of {} and farther in {}.",
      lambda: ({3: "three"}[readings(SATURATING).count("nearer")],
               {19: "nineteen"}[len(readings(SATURATING))],
@@ -600,32 +583,8 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
               interval("cifar10-transfer", "gd_ul_omega", "gd_ul"))),
     (FINDINGS, "the mean bracket spans {:.1f} of {} places, and {:.1f} from seeds alone.",
      brackets),
-    (FINDINGS, "(after a pretraining, n = 5): {} against {} ({}).",
-     lambda: (f"{distance('cifar10-transfer', 'gd_ul_tanh_tight'):.1f}",
-              f"{distance('cifar10-transfer', 'gd_ul'):.1f}",
-              interval("cifar10-transfer", "gd_ul_tanh_tight", "gd_ul"))),
-    (FINDINGS, "A ViT-S has the same gain (table, n = 5): {:.1f} against {:.1f} ({}). There too "
-               "the row's mean JS divergence is no smaller than Original's ({} and {}; a second "
-               "Retrain {}).",
-     lambda: (*(distance(VIT_S, row) for row in ("gd_ul_tanh_tight", "gd_ul")),
-              interval(VIT_S, "gd_ul_tanh_tight", "gd_ul"),
-              *(js(LARGE, row) for row in ("gd_ul_tanh_tight", "original", "retrain (second)")))),
-    (FINDINGS, "the gain is not shown after correction ({}, p .19), and the row is farther per "
-               "image than Original too ({} and {}; a second Retrain {}).",
-     lambda: (interval("cifar10-imagenet", "gd_ul_tanh_tight", "gd_ul"),
-              *(js("cifar10-imagenet/LEADERBOARD.md", row)
-                for row in ("gd_ul_tanh_tight", "original", "retrain (second)")))),
     (FINDINGS, "In {} tables {} of {} choices were close:", close_choices),
     (FINDINGS, "{} of {} tuned tables have four or eight trials on one seed", trials_on_one_seed),
-    (FINDINGS, "is nearer than LoRA with ascent in {} of {} tables and farther in {} (Holm): "
-               "nearer after a pretraining, on images ({}) and on text (by {} nats {}), farther "
-               "on random tenths of CIFAR-10 from scratch (+{}) and of the digits (+{}).",
-     lambda: (readings(BALL_OR_LORA).count("nearer"), len(readings(BALL_OR_LORA)),
-              readings(BALL_OR_LORA).count("farther"),
-              interval("cifar10-transfer", *BALL_OR_LORA),
-              *interval("tofu-transfer", *reversed(BALL_OR_LORA), 2).split(" ", 1),
-              interval("cifar10-small-all", *BALL_OR_LORA),
-              interval("digits-random", *BALL_OR_LORA))),
     (FINDINGS, "at rate 1, sine acts in {} to {} % of the entries. On CIFAR-100 the worst setting "
                "then keeps {} % of retain accuracy with sine and {} % with its control.", acting),
     (README, "(in two SCRUB rows in {:.0f} %)", lambda: scrubbed()[:1]),
@@ -643,24 +602,8 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
                "{} and {} % with its control.", on_published_text),
     (README, "On Gemma 3 (n = 3) 500 steps at the paper's TOFU rate bring {} nats of forget loss "
              "with sine, {} without.", lambda: on_published_text()[:2]),
-    (FINDINGS, "on their questions sine is right in {:.0f} %, Retrain in {:.0f} %, Original in "
-               "{:.0f} %.",
-     lambda: tuple(cell(IN_TURN, "", row, "S.U. old →")
-                   for row in ("gd_sine", "retrain", "original"))),
     (FINDINGS, "but the ball with this loss is at {:.1f}.",
      lambda: (distance("cifar10-small-all", "gd_ball"),)),
-    (FINDINGS, "LoRA's best distance on the tuning seed is {:.2f} in the first four trials and "
-               "{:.2f} in eight, that of sine and its control {:.2f} in both.",
-     lambda: (*(trials_of("gd_lora", first) for first in (4, 8)),
-              *{trials_of(row, first) for row in ("gd_sine", "gd_lora_omega")
-                for first in (4, 8)})),
-    (FINDINGS, "its mean JS divergence is {}, Original's {}, a second Retrain's {}.",
-     lambda: tuple(js(TRANSFER, row)
-                   for row in ("gd_ul_tanh_tight", "original", "retrain (second)"))),
-    (FINDINGS, "It answers {} % of the forgotten images otherwise (Original {} %, "
-               "a second Retrain {} %)",
-     lambda: tuple(changed(TRANSFER, row)
-                   for row in ("gd_ul_tanh_tight", "original", "retrain (second)"))),
     (FINDINGS, "the tight tanh is relearnt in {} steps {}, its control in {} {}, LoRA in {} {} and "
                "Retrain in {} {}.",
      lambda: tuple(part for row in ("gd_tanh_tight", "gd_lora_omega", "gd_lora", "retrain")
@@ -691,10 +634,6 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
      lambda: (words("cifar10-transfer").count("different"),
               words("tofu-small").count("different"))),
     (FINDINGS, "and on MUSE ({} rows)", lambda: (words("muse-news-small").count("different"),)),
-    (FINDINGS, "it is {}th of {} (AG4 {:.2f}, undecided, n = 5).",
-     lambda: (rank("cifar100-class10-small-all", "finetune"),
-              len(methods("cifar100-class10-small-all")),
-              distance("cifar100-class10-small-all", "finetune"))),
     (FINDINGS, "{} of {} rows are not shown to differ from Retrain, nor to equal it. Four of them "
                "have this loss ({:.2f} to {:.2f}; CF-k and Fisher {:.2f}, a second Retrain "
                "{:.2f}). Relearning tells them apart: CF-k, EU-k, `gd` and NegGrad+ are not "
