@@ -684,6 +684,10 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
              "(within 2 points). Under the worst attack {} of these {} show more than a "
              "second Retrain (95 % CI above its mean), {} no more, {} are open.",
      lambda: tally()),
+    (FINDINGS, "In none of {} tables a difference between sine and its control",
+     lambda: (len(readings(SINE)) if not {"nearer", "farther"} & set(readings(SINE)) else 0,)),
+    (FINDINGS, "Often not: {} of the {} rows that look forgotten show more than a second Retrain "
+               "under attack", lambda: (tally()[3], tally()[2])),
     (FINDINGS, "In {} attacked tables {} of the {} rows that look forgotten and keep as much as "
                "Retrain show more than a second Retrain under attack (95 % CI above its mean, "
                "taken as exact), {} show no more, and {} are open.",
