@@ -19,6 +19,7 @@ from stable_forgetting.common.bounded.eager import Update
 from stable_forgetting.common.bounded.layer import reuse_weights, shared_weight
 from stable_forgetting.common.bounded.phi import Bound
 from stable_forgetting.common.bounded.product import bounded_linear, build_weight, gemm_dtype
+from tests.common.made import normal, stream, trained_factors_
 
 BENT = ("sine", "tanh", "sigmoid", "relu", "clip")
 PHIS = (*BENT, "identity")
@@ -27,8 +28,8 @@ K, D, R = 20, 6, 2
 OUTER, INNER = 0.7, 1.3
 
 
-def draw(seed, *shape, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+def draw(seed, *shape):
+    return normal(*shape, seed=seed)
 
 
 def fair_factors(phi):
@@ -411,10 +412,8 @@ def test_triton_is_asked_where_it_could_run(monkeypatch):
 def adapted(tiny, **fields):
     model = tiny.net()
     fields = {"rank": 2, "phi": "sine", "omega": 4.0} | fields
-    attach(model, ("blocks.*.mlp.fc*",), AdapterConfig(**fields), torch.Generator().manual_seed(0))
-    for index, (_, layer) in enumerate(adapted_layers(model)):
-        layer.A.data.copy_(draw(index, *layer.A.shape))
-    return model
+    attach(model, ("blocks.*.mlp.fc*",), AdapterConfig(**fields), stream())
+    return trained_factors_(model, 1.0)
 
 
 @pytest.mark.parametrize("mode", ["merged", "split"])
