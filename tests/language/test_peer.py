@@ -87,39 +87,6 @@ def assert_same(values, result: dict, key: str) -> None:
 
 
 KINDS = pytest.mark.parametrize("kind", ["gpt_neo", "llama"])
-SETS = pytest.mark.parametrize(
-    ("name", "part"),
-    [("retain", "retain"), ("ra", "test_real_authors"), ("wf", "test_world_facts")],
-)
-
-
-@KINDS
-def test_forget_probabilities_and_truth_ratios(golden, scored, kind):
-    peer, forget = golden["models"][kind], scored[kind]["forget"].extra
-    assert_same(tofu.probabilities(forget), peer["forget_Q_A_Prob"], "prob")
-    assert_same(forget["answer_loss"], peer["forget_Q_A_Prob"], "avg_loss")
-    assert_same(forget["paraphrase_loss"], peer["forget_Q_A_PARA_Prob"], "avg_loss")
-    assert_same(forget["perturbed_loss"], peer["forget_Q_A_PERT_Prob"], "avg_loss")
-    assert_same(tofu.truth_ratios(forget, STYLE), peer["forget_truth_ratio"], "score")
-
-
-@KINDS
-@SETS
-def test_truth_ratios_of_the_other_sets(golden, scored, kind, name, part):
-    columns = scored[kind][part].extra
-    ratios = tofu.truth_ratios(columns, STYLE)
-    assert_same(ratios, golden["models"][kind][f"{name}_Truth_Ratio"], "score")
-
-
-@KINDS
-@pytest.mark.parametrize(
-    ("name", "part"), [("ra", "test_real_authors"), ("wf", "test_world_facts")]
-)
-def test_probabilities_among_options(golden, scored, kind, name, part):
-    columns = scored[kind][part].extra
-    wanted = golden["models"][kind][f"{name}_Q_A_Prob_normalised"]
-    assert_same(tofu.normalised_probabilities(columns, STYLE), wanted, "prob")
-    assert_same(tofu.probabilities(columns), golden["models"][kind][f"{name}_Q_A_Prob"], "prob")
 
 
 @KINDS
@@ -132,10 +99,21 @@ def test_probabilities_among_options(golden, scored, kind, name, part):
         ("wf", "test_world_facts"),
     ],
 )
-def test_rouge_of_greedy_answers(golden, scored, kind, name, part):
-    result = golden["models"][kind][f"{name}_Q_A_ROUGE"]
-    assert_same(scored[kind][part].extra["rouge_l_recall"], result, "rougeL_recall")
-    assert_same(scored[kind][part].extra["rouge_1_recall"], result, "rouge1_recall")
+def test_probabilities_truth_ratios_and_rouge_of_each_row(golden, scored, kind, name, part):
+    peer, columns = golden["models"][kind], scored[kind][part].extra
+    rouge = peer[f"{name}_Q_A_ROUGE"]
+    assert_same(columns["rouge_l_recall"], rouge, "rougeL_recall")
+    assert_same(columns["rouge_1_recall"], rouge, "rouge1_recall")
+    truth = "forget_truth_ratio" if part == "forget" else f"{name}_Truth_Ratio"
+    assert_same(tofu.truth_ratios(columns, STYLE), peer[truth], "score")
+    assert_same(tofu.probabilities(columns), peer[f"{name}_Q_A_Prob"], "prob")
+    if name in ("ra", "wf"):
+        normalised = tofu.normalised_probabilities(columns, STYLE)
+        assert_same(normalised, peer[f"{name}_Q_A_Prob_normalised"], "prob")
+    if part == "forget":
+        assert_same(columns["answer_loss"], peer["forget_Q_A_Prob"], "avg_loss")
+        assert_same(columns["paraphrase_loss"], peer["forget_Q_A_PARA_Prob"], "avg_loss")
+        assert_same(columns["perturbed_loss"], peer["forget_Q_A_PERT_Prob"], "avg_loss")
 
 
 @KINDS
