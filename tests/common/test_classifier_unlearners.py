@@ -43,6 +43,7 @@ from stable_forgetting.common.methods.tools.weights import (
 from stable_forgetting.common.objectives.positions import sample_distillation
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.protocols import Telemetry
+from tests.common.train.trained import Sink
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "classifier_unlearners.json"
 OWN = (
@@ -511,18 +512,12 @@ def test_neg_grad_plus_is_gradient_difference_rescaled(run):
 
 
 def test_the_l1_penalty_covers_everything_and_fades(make, trained):
-    logged = []
-
-    class Sink:
-        def scalars(self, step, values):
-            logged.append(values)
-
-    a = 1e-3
-    method, task = make("l1_sparse", {"a": a, "lr": 1e-9, "epochs": 4}, tracker=Sink())
+    a, sink = 1e-3, Sink()
+    method, task = make("l1_sparse", {"a": a, "lr": 1e-9, "epochs": 4}, tracker=sink)
     method.unlearn(task)
     norm = sum(float(value.abs().sum()) for value in trained.values())
-    assert len(logged) == 4 * math.ceil(36 / 8)
-    for place, values in enumerate(logged):
+    assert len(sink.rows) == 4 * math.ceil(36 / 8)
+    for place, values in enumerate(sink.rows.values()):
         epoch = place // math.ceil(36 / 8)
         assert values["loss/penalty"] == pytest.approx(a * (1 - epoch / 4) * norm, rel=1e-4)
 

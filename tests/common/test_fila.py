@@ -17,6 +17,7 @@ from stable_forgetting.common.methods.tools import fila
 from stable_forgetting.common.objectives.positions import cross_entropy
 from stable_forgetting.common.train.protocols import Telemetry
 from tests.common.made import normal
+from tests.common.train.trained import Sink
 
 BOTH = frozenset({"forget", "retain"})
 
@@ -140,14 +141,6 @@ def test_row_weights():
 # The start ---------------------------------------------------------------------------------------
 
 
-class Sink:
-    def __init__(self):
-        self.values = {}
-
-    def scalars(self, step, values):
-        self.values |= {(step, key): value for key, value in values.items()}
-
-
 def started(config, adapter, seed=1):
     model = copy.deepcopy(problem_of("").original)
     task = problem_of("").task(model, "random", seed, BOTH)
@@ -245,8 +238,8 @@ def test_the_retain_fisher_is_reported_against_eps():
     assert facts["share_below_eps"] == 1.0 and facts["log10_eps"] == pytest.approx(3)
     levels = [facts[f"log10_retain_fisher_q{q}"] for q in (5, 50, 95)]
     assert levels == sorted(levels) and levels[2] < 3
-    values = task.telemetry.tracker.values
-    assert values == {(0, f"fila/{key}"): value for key, value in facts.items()}
+    logged = {f"fila/{key}": value for key, value in facts.items()}
+    assert task.telemetry.tracker.rows == {0: logged}
     assert started(FilaConfig(eps=1e-12), ADAPTERS["lora"])[2]["share_below_eps"] < 0.5
 
 

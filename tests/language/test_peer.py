@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.measure.scoring import TofuEvaluation, score_parts
 from stable_forgetting.language.metrics import tofu
 from stable_forgetting.language.metrics.tofu import tofu_compare, tofu_metrics
+from tests.language.made import peers_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PARTS = {
@@ -59,21 +58,10 @@ def parts(golden) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def scored(source, parts) -> dict[str, dict]:
     """Model -> part -> scores."""
-    from safetensors.torch import load_file
-
-    from stable_forgetting.language.models.build import build_model
-
     found = {}
     for kind in ("gpt_neo", "llama"):
-        config = CausalModelConfig(kind=kind, dim=32, depth=2, heads=2, style=STYLE)
-        model = build_model(config, source.vocab_size, 0)
-        weights = load_file(GOLDEN / f"tofu_peer_{kind}.safetensors")
-        missing, unknown = model.load_state_dict(
-            {name: tensor.float() for name, tensor in weights.items()}, strict=False
-        )
-        assert not unknown and set(missing) <= {"lm_head.weight"}
-        model.tie_weights()
-        assert all(torch.isfinite(p).all() for p in model.parameters())
+        weights = GOLDEN / f"tofu_peer_{kind}.safetensors"
+        model = peers_model(kind, weights, source.vocab_size, style=STYLE)
         settings = TofuEvaluation(style=STYLE)
         found[kind] = score_parts(model, source, parts, settings, trial=False)
     return found

@@ -365,8 +365,6 @@ def test_the_literatures_sets_are_rows_of_the_challenge():
     assert [len(corpus.where(part)) for part in ("forget", "unseen")] == [4 * 32, 3]
     tokens = tdec.read_arrays(OFFICIAL / "official", "train")
     assert tokens.shape == (15000, 200)
-    from stable_forgetting.language.data.files import read_rows
-
     rows = read_rows(OFFICIAL / "lm_extraction_128_1.csv")[:32]
     config = TextDataConfig.of(**data)
     decoded = tdec._decoded(tokens[[int(row["doc_id"]) for row in rows]], root, config)
