@@ -64,13 +64,11 @@ class Extraction(Memorisation):
     Args:
         n: Tokens of an n-gram.
         pad: See :class:`Memorisation`.
-        naive: Let the model write after every prefix, by the definition, instead of only after
-            those whose next token it gets wrong.  The values are the same.
     """
 
-    def __init__(self, n: int, pad: PadPolicy = "trim", *, naive: bool = False):
+    def __init__(self, n: int, pad: PadPolicy = "trim"):
         super().__init__(pad)
-        self.n, self.naive = n, naive
+        self.n = n
 
     def follow_up(
         self, source: TextSource, items: Sequence[Item], replies: Replies
@@ -87,9 +85,7 @@ class Extraction(Memorisation):
         asked = []
         for item, hits in zip(items, self.hits(source, items, replies), strict=True):
             ids = self.ids(source, item)
-            some = rollouts(ids, hits, self.n, end=end)
-            lengths = range(1, len(ids) - self.n + 1) if self.naive else some
-            stop = frozenset({end})
+            lengths, stop = rollouts(ids, hits, self.n, end=end), frozenset({end})
             asked.append({i: Continue(ids[:i], len(ids) - i, stop) for i in lengths})
         return asked
 
@@ -113,7 +109,7 @@ class Extraction(Memorisation):
     ) -> tuple[float, int, int]:
         ids, end = self.ids(source, item), source.encoder.end
         total = len(ids)
-        every = written if self.naive else assembled(ids, hits, written, end=end)
+        every = assembled(ids, hits, written, end=end)
         needed = {i: every[i] for i in range(1, total - self.n + 1)}
         whole = {i: filled(text, total - i, end) for i, text in needed.items()}
         steps = decode_steps({i: len(text) for i, text in written.items()}, total)

@@ -35,7 +35,7 @@ from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
 from stable_forgetting.common.train.protocols import Telemetry
-from tests.common.made import noise, stream
+from tests.common.made import noise, stream, trained_factors_
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 LITERAL_AND_DROPOUT = ("paper_literal", "paper_dropout")
@@ -47,9 +47,7 @@ def adapted(tiny, seed=0, *, scale=0.3, **fields):
     model = tiny.net()
     fields = {"rank": 2, "omega": 4.0} | fields
     attach(model, MLP, AdapterConfig(**fields), stream(seed))
-    for index, (_, layer) in enumerate(adapted_layers(model)):
-        layer.A.data.copy_(noise(index, *layer.A.shape, scale=scale))
-    return model
+    return trained_factors_(model, scale)
 
 
 # Configs -----------------------------------------------------------------------------------------

@@ -238,24 +238,16 @@ def test_members_outside_the_stream_do_no_harm(source):
 # Chaining ----------------------------------------------------------------------------------------
 
 
-def test_chained_passes_in_turn(source):
+@pytest.mark.parametrize(("repeat", "passes"), [(1, (3, 2)), (2, (4, 2))])
+def test_chained_passes_in_turn_and_no_step_of_several_batches_reads_two(source, repeat, passes):
     first = Loader(source, np.arange(10), 4, stream(1))
     second = Loader(source, np.arange(10, 15), 4, stream(2))
-    chain = ChainedLoader([first, second])
-    assert chain.batches_per_epoch == 5
+    chain = ChainedLoader([first, second], repeat=repeat)
+    assert chain.batches_per_epoch == sum(passes)
     for _ in range(3):
-        assert sorted(ids(take(chain, 3))) == list(range(10))
-        assert sorted(ids(take(chain, 2))) == list(range(10, 15))
-
-
-def test_no_step_of_several_batches_reads_two_loaders(source):
-    first = Loader(source, np.arange(10), 4, stream(1))
-    second = Loader(source, np.arange(10, 15), 4, stream(2))
-    chain = ChainedLoader([first, second], repeat=2)
-    assert chain.batches_per_epoch == 4 + 2
-    for _ in range(3):
-        assert set(ids(take(chain, 4))) == set(range(10))
-        assert sorted(ids(take(chain, 2))) == list(range(10, 15))
+        read = ids(take(chain, passes[0]))
+        assert set(read) == set(range(10)) and (repeat > 1 or len(read) == 10)
+        assert sorted(ids(take(chain, passes[1]))) == list(range(10, 15))
 
 
 # Batches -----------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from stable_forgetting.language.methods.preference import (
     divergence_from_token,
 )
 from stable_forgetting.vision.methods.adversarial import Adversarial, Sensitivity
-from tests.common.made import loss_of, values_of
+from tests.common.made import assert_same_gradient, batch_of, loss_of, values_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "newer_methods.json"
 VARIANTS = {
@@ -65,19 +65,6 @@ VARIANTS = {
 UNMOVED = {"weight_distortion", "weight_negation", "uam", "mumis", "prune_first", "langevin"}
 """Forget loss need not rise in so few steps."""
 STEPS, NOISE = 6, 1.0
-
-
-def batch_of(labels):
-    return Batch({}, labels, torch.arange(len(labels)))
-
-
-def assert_same_gradient(ours, theirs, z):
-    """Values and gradients by the logits of two functions."""
-    z = z.clone().requires_grad_()
-    a, b = ours(z), theirs(z)
-    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    got, wanted = (torch.autograd.grad(x, z, retain_graph=True)[0] for x in (a, b))
-    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
 
 
 # Losses by the published formulas ----------------------------------------------------------------

@@ -17,6 +17,7 @@ from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
 from stable_forgetting.common.train.precision import tensor_float
 from stable_forgetting.common.train.protocols import Telemetry
+from tests.common.train.trained import Sink
 
 RECIPE = {
     "steps": 60,
@@ -64,15 +65,8 @@ def trained(model, *, look=None, **fields):
     """(matrices before, the model, loss at the start, loss at the end)."""
     before = {n: p.detach().float().clone() for n, p in model.named_parameters() if p.ndim > 1}
     loader = Loader(Tokens(), torch.arange(64).numpy(), 8, torch.Generator().manual_seed(1))
-    losses = []
-
-    class Sink:
-        def scalars(self, step, values):
-            if "loss/retain_loss" in values:
-                losses.append(values["loss/retain_loss"])
-
     config = FitConfig(**{**RECIPE, "log_every": 1, **fields})
-    telemetry = Telemetry(tracker=Sink(), evaluate_during=look)
+    sink = Sink()
     fit(
         model,
         CrossEntropy("retain"),
@@ -80,9 +74,9 @@ def trained(model, *, look=None, **fields):
         config,
         forward=forward,
         seed=0,
-        telemetry=telemetry,
+        telemetry=Telemetry(tracker=sink, evaluate_during=look),
     )
-    return before, losses
+    return before, [row["loss/retain_loss"] for row in sink.rows.values() if "lr" in row]
 
 
 def change(model, before):

@@ -37,7 +37,7 @@ from stable_forgetting.common.bounded.statistics import adapter_statistics
 from stable_forgetting.common.objectives.objectives import gradient_difference
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
-from tests.common.made import noise, stream
+from tests.common.made import noise, stream, trained_factors_
 
 MLP = ("blocks.*.mlp.fc*",)
 LAYERS = ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "blocks.1.mlp.fc1", "blocks.1.mlp.fc2"]
@@ -109,12 +109,9 @@ def quantised(tiny, kind, **fields):
 def adapted(tiny, kind, *, scale=0.3, **fields):
     """With arbitrary factors, as if trained."""
     model = quantised(tiny, kind)
-    attach(
-        model, MLP, AdapterConfig(**({"rank": 2, "omega": 4.0, "mode": "split"} | fields)), stream()
-    )
-    for index, (_, layer) in enumerate(adapted_layers(model)):
-        layer.A.data.copy_(noise(index, *layer.A.shape, scale=scale))
-    return model
+    fields = {"rank": 2, "omega": 4.0, "mode": "split"} | fields
+    attach(model, MLP, AdapterConfig(**fields), stream())
+    return trained_factors_(model, scale)
 
 
 def one_layer(kind, **fields):

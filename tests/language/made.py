@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.models.build import build_model
 
 CPU = Runtime(device="cpu")
 TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 256, "tokenizer": 300}
@@ -53,6 +56,18 @@ def sharper(model, factor: float = 6.0):
             if parameter.ndim == 2:
                 parameter.mul_(factor)
     return model.eval()
+
+
+def peers_model(kind: str, weights, vocabulary: int, *, end: int | None = None, **fields):
+    """The model whose numbers a peer gave, with the weights that are kept in half precision."""
+    config = CausalModelConfig(kind=kind, dim=32, depth=2, heads=2, **fields)
+    model = build_model(config, vocabulary, 0, end=end)
+    stored = {name: tensor.float() for name, tensor in load_file(weights).items()}
+    missing, unknown = model.load_state_dict(stored, strict=False)
+    assert not unknown and set(missing) <= {"lm_head.weight"}
+    assert all(tensor.isfinite().all() for tensor in stored.values())
+    model.tie_weights()
+    return model
 
 
 def log_p(z: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -184,11 +184,6 @@ def run(trained, make_task):
     return go
 
 
-@pytest.fixture(scope="module")
-def results(run):
-    return {variant: run(variant) for variant in VARIANTS}
-
-
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "fila" not in v and "loku" not in v])
 def test_passes_before_training_hold_no_more_texts_than_a_micro_batch(
     make_task, trained, monkeypatch, variant
@@ -288,15 +283,27 @@ def exact_svd(matrix, q):
 
 
 @pytest.fixture(scope="module")
-def golden_models(golden, golden_text, split):
-    """Each variant after a few steps from a trained model, in float64."""
+def golden_start(golden, golden_text, split):
+    """A trained model in float64."""
+    with golden.float64():
+        model = golden.set_(Causal(golden_text.vocab_size))
+        access = frozenset({"forget", "retain", "initial"})
+        task = task_of(golden_text, split, model, access, steps=GOLDEN_TRAINING)
+        return train_reference(task, ["forget", "retain"])
+
+
+@pytest.fixture(scope="module")
+def results(golden, golden_text, split, golden_start):
+    """Each variant after a few steps from it, with its task."""
     make_task = partial(task_of, golden_text, split, steps=GOLDEN_TRAINING)
     with golden.float64(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "svd_lowrank", exact_svd)
-        model = golden.set_(Causal(golden_text.vocab_size))
-        task = make_task(model, frozenset({"forget", "retain", "initial"}))
-        trained = train_reference(task, ["forget", "retain"])
-        return {variant: unlearn(make_task, variant, trained, GOLDEN_STEPS)[0] for variant in EVERY}
+        return {v: unlearn(make_task, v, golden_start, GOLDEN_STEPS) for v in EVERY}
+
+
+@pytest.fixture(scope="module")
+def golden_losses(golden_text, split, results):
+    return {v: losses(golden_text, split, model) for v, (model, _) in results.items()}
 
 
 def losses(text, split, model):
@@ -323,9 +330,9 @@ def test_original_has_learnt(text, split, trained):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_methods_change_what_they_may_and_read_what_they_declare(trained, results, variant):
+def test_methods_change_what_they_may_and_read_what_they_declare(golden_start, results, variant):
     model, task = results[variant]
-    before, after = trained.state_dict(), states(model)
+    before, after = golden_start.state_dict(), states(model)
     assert list(after) == list(before)
     assert all(value.isfinite().all() for value in after.values())
     assert any(not torch.equal(after[key], value) for key, value in before.items())
@@ -343,12 +350,11 @@ def test_methods_change_what_they_may_and_read_what_they_declare(trained, result
     assert not hooks, "a hook was left behind"
 
 
-def test_directions(text, split, trained, results):
+def test_directions(golden_text, split, golden_start, golden_losses):
     """Forget loss rises everywhere; a retain term keeps retain better than having none."""
-    before = losses(text, split, trained)
-    after = {variant: losses(text, split, model) for variant, (model, _) in results.items()}
-    for variant, values in after.items():
-        assert values["forget"] > before["forget"], variant
+    before, after = losses(golden_text, split, golden_start), golden_losses
+    for variant in VARIANTS:
+        assert after[variant]["forget"] > before["forget"], variant
     for kept, bare in (("npo_gdr", "npo"), ("npo_klr", "npo"), ("kl", "ascent"), ("gd", "ascent")):
         assert after[kept]["retain"] < after[bare]["retain"], (kept, bare)
 
@@ -363,9 +369,8 @@ def test_other_architectures_run_the_same_code(text, run, kind, variant):
     assert all(value.isfinite().all() for value in after.values())
 
 
-def test_golden_losses(golden_text, golden_models, split, check_golden):
-    found = {name: losses(golden_text, split, model) for name, model in golden_models.items()}
-    check_golden(GOLDEN, found)
+def test_golden_losses(golden_losses, check_golden):
+    check_golden(GOLDEN, golden_losses)
 
 
 def test_golden_losses_can_tell_methods_apart(golden_twins):
@@ -456,9 +461,9 @@ def test_hidden_states_are_those_of_the_named_block(text, trained):
     assert torch.equal(mask != -100, real)
 
 
-def test_rmu_leaves_later_layers_alone(trained, results):
+def test_rmu_leaves_later_layers_alone(golden_start, results):
     model, _ = results["rmu"]
-    before, after = trained.state_dict(), model.state_dict()
+    before, after = golden_start.state_dict(), model.state_dict()
     moved = {key for key, value in before.items() if not torch.equal(after[key], value)}
     assert any(key.startswith("transformer.h.1.") for key in moved)
     assert not any(key.startswith(("transformer.h.2.", "transformer.ln_f")) for key in moved)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.muse import SHOTS, MuseData
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
@@ -22,6 +21,7 @@ from stable_forgetting.language.measure.muse import (
     muse_metrics,
 )
 from stable_forgetting.language.measure.requests import RequestConfig
+from tests.language.made import peers_model
 
 GOLDEN = Path(os.environ.get("MUSE_PEER", Path(__file__).parents[1] / "golden"))
 TOLERANCE = 1e-6
@@ -66,23 +66,13 @@ def tokenizer_of(kind: str):
 @pytest.fixture(scope="module")
 def scored(corpus) -> dict:
     """(model, style) -> part -> scores."""
-    from safetensors.torch import load_file
-
-    from stable_forgetting.language.models.build import build_model
-
     results = {}
     for kind in ("gpt_neo", "llama"):
         tokenizer = tokenizer_of(kind)
         template = make_template("question_answer", "clean")
         source = TextSource(corpus, tokenizer, template, max_length=CONTEXT)
-        config = CausalModelConfig(kind=kind, dim=32, depth=2, heads=2, context=CONTEXT)
-        model = build_model(config, len(tokenizer), 0, end=tokenizer.eos_token_id)
-        weights = load_file(GOLDEN / f"muse_peer_{kind}.safetensors")
-        missing, unknown = model.load_state_dict(
-            {name: tensor.float() for name, tensor in weights.items()}, strict=False
-        )
-        assert not unknown and set(missing) <= {"lm_head.weight"}
-        model.tie_weights()
+        weights, end = GOLDEN / f"muse_peer_{kind}.safetensors", tokenizer.eos_token_id
+        model = peers_model(kind, weights, len(tokenizer), end=end, context=CONTEXT)
         shots = {name: [corpus.items[k] for k in corpus.where(name + SHOTS)] for name in ASKED[1:]}
         parts = {part: corpus.where(part) for part in PARTS}
         for style in ("muse", "openunlearning", "clean"):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.data.batch import IGNORE, Batch
+from stable_forgetting.common.data.batch import IGNORE
 from stable_forgetting.common.methods.base import resolve_config, train_reference
 from stable_forgetting.common.objectives.positions import cross_entropy, divergence_from_uniform
 from stable_forgetting.common.objectives.terms import (
@@ -32,7 +32,7 @@ from stable_forgetting.language.measure.generation import generate
 from stable_forgetting.language.methods.hidden import shortened
 from stable_forgetting.language.methods.preference import AgainstMean, AscentAndMismatch
 from stable_forgetting.language.models.composite import LogitSubtraction
-from tests.common.made import values_of
+from tests.common.made import assert_same_gradient, batch_of, values_of
 from tests.language.made import log_p
 from tests.language.test_methods import (  # noqa: F401 - fixtures
     SINE,
@@ -64,20 +64,6 @@ VARIANTS = {
     "kto": ("kto", {"beta": 0.5}),
 }
 TRAINING, STEPS = 40, 4
-
-
-def batch_of(labels):
-    return Batch({}, labels, torch.arange(len(labels)))
-
-
-def assert_same_gradient(ours, theirs, z, *, values=True):
-    """Values, unless told, and gradients of two functions."""
-    z = z.clone().requires_grad_()
-    a, b = ours(z), theirs(z)
-    if values:
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    got, wanted = (torch.autograd.grad(x, z, retain_graph=True)[0] for x in (a, b))
-    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
 
 
 LABELS = torch.tensor([[1, 0, 2], [3, IGNORE, IGNORE]])

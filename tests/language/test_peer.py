@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.measure.scoring import TofuEvaluation, score_parts
 from stable_forgetting.language.metrics import tofu
 from stable_forgetting.language.metrics.tofu import tofu_compare, tofu_metrics
+from tests.language.made import peers_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PARTS = {
@@ -59,21 +58,10 @@ def parts(golden) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def scored(source, parts) -> dict[str, dict]:
     """Model -> part -> scores."""
-    from safetensors.torch import load_file
-
-    from stable_forgetting.language.models.build import build_model
-
     found = {}
     for kind in ("gpt_neo", "llama"):
-        config = CausalModelConfig(kind=kind, dim=32, depth=2, heads=2, style=STYLE)
-        model = build_model(config, source.vocab_size, 0)
-        weights = load_file(GOLDEN / f"tofu_peer_{kind}.safetensors")
-        missing, unknown = model.load_state_dict(
-            {name: tensor.float() for name, tensor in weights.items()}, strict=False
-        )
-        assert not unknown and set(missing) <= {"lm_head.weight"}
-        model.tie_weights()
-        assert all(torch.isfinite(p).all() for p in model.parameters())
+        weights = GOLDEN / f"tofu_peer_{kind}.safetensors"
+        model = peers_model(kind, weights, source.vocab_size, style=STYLE)
         settings = TofuEvaluation(style=STYLE)
         found[kind] = score_parts(model, source, parts, settings, trial=False)
     return found
@@ -87,39 +75,6 @@ def assert_same(values, result: dict, key: str) -> None:
 
 
 KINDS = pytest.mark.parametrize("kind", ["gpt_neo", "llama"])
-SETS = pytest.mark.parametrize(
-    ("name", "part"),
-    [("retain", "retain"), ("ra", "test_real_authors"), ("wf", "test_world_facts")],
-)
-
-
-@KINDS
-def test_forget_probabilities_and_truth_ratios(golden, scored, kind):
-    peer, forget = golden["models"][kind], scored[kind]["forget"].extra
-    assert_same(tofu.probabilities(forget), peer["forget_Q_A_Prob"], "prob")
-    assert_same(forget["answer_loss"], peer["forget_Q_A_Prob"], "avg_loss")
-    assert_same(forget["paraphrase_loss"], peer["forget_Q_A_PARA_Prob"], "avg_loss")
-    assert_same(forget["perturbed_loss"], peer["forget_Q_A_PERT_Prob"], "avg_loss")
-    assert_same(tofu.truth_ratios(forget, STYLE), peer["forget_truth_ratio"], "score")
-
-
-@KINDS
-@SETS
-def test_truth_ratios_of_the_other_sets(golden, scored, kind, name, part):
-    columns = scored[kind][part].extra
-    ratios = tofu.truth_ratios(columns, STYLE)
-    assert_same(ratios, golden["models"][kind][f"{name}_Truth_Ratio"], "score")
-
-
-@KINDS
-@pytest.mark.parametrize(
-    ("name", "part"), [("ra", "test_real_authors"), ("wf", "test_world_facts")]
-)
-def test_probabilities_among_options(golden, scored, kind, name, part):
-    columns = scored[kind][part].extra
-    wanted = golden["models"][kind][f"{name}_Q_A_Prob_normalised"]
-    assert_same(tofu.normalised_probabilities(columns, STYLE), wanted, "prob")
-    assert_same(tofu.probabilities(columns), golden["models"][kind][f"{name}_Q_A_Prob"], "prob")
 
 
 @KINDS
@@ -132,10 +87,21 @@ def test_probabilities_among_options(golden, scored, kind, name, part):
         ("wf", "test_world_facts"),
     ],
 )
-def test_rouge_of_greedy_answers(golden, scored, kind, name, part):
-    result = golden["models"][kind][f"{name}_Q_A_ROUGE"]
-    assert_same(scored[kind][part].extra["rouge_l_recall"], result, "rougeL_recall")
-    assert_same(scored[kind][part].extra["rouge_1_recall"], result, "rouge1_recall")
+def test_probabilities_truth_ratios_and_rouge_of_each_row(golden, scored, kind, name, part):
+    peer, columns = golden["models"][kind], scored[kind][part].extra
+    rouge = peer[f"{name}_Q_A_ROUGE"]
+    assert_same(columns["rouge_l_recall"], rouge, "rougeL_recall")
+    assert_same(columns["rouge_1_recall"], rouge, "rouge1_recall")
+    truth = "forget_truth_ratio" if part == "forget" else f"{name}_Truth_Ratio"
+    assert_same(tofu.truth_ratios(columns, STYLE), peer[truth], "score")
+    assert_same(tofu.probabilities(columns), peer[f"{name}_Q_A_Prob"], "prob")
+    if name in ("ra", "wf"):
+        normalised = tofu.normalised_probabilities(columns, STYLE)
+        assert_same(normalised, peer[f"{name}_Q_A_Prob_normalised"], "prob")
+    if part == "forget":
+        assert_same(columns["answer_loss"], peer["forget_Q_A_Prob"], "avg_loss")
+        assert_same(columns["paraphrase_loss"], peer["forget_Q_A_PARA_Prob"], "avg_loss")
+        assert_same(columns["perturbed_loss"], peer["forget_Q_A_PERT_Prob"], "avg_loss")
 
 
 @KINDS

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -323,8 +324,6 @@ def test_every_task_has_a_template():
 
 
 def test_a_missing_file_is_one_line_and_writes_nothing(asked, tmp_path):
-    import dataclasses
-
     elsewhere = dataclasses.replace(asked, data_root=tmp_path)
     for name in ("reasoning", "reasoning_original", "dialogue", "perplexity"):
         with pytest.raises(DataError, match=f"^{name}.*there is no .* as --data-root"):
@@ -346,9 +345,6 @@ def test_a_missing_file_is_one_line_and_writes_nothing(asked, tmp_path):
     ],
 )
 def test_malformed_files_are_one_line(asked, tmp_path, name, content, clue):
-    import dataclasses
-    import shutil
-
     shutil.copytree(asked.data_root, tmp_path / "data")
     (tmp_path / "data" / name).write_text(content)
     broken = dataclasses.replace(asked, data_root=tmp_path / "data")
@@ -399,8 +395,6 @@ def test_a_user_error_is_one_line(place, cli, words, clue):
 @needs_real
 @pytest.mark.slow
 def test_numbers_are_those_of_lm_evals_own_command(place, asked, tmp_path):
-    import dataclasses
-
     tasks = ["piqa", "arc_easy", "copa"]
     real = dataclasses.replace(asked, data_root=LOCAL)
     with make_probe("reasoning", {"tasks": tasks}, "test").including(real) as further:

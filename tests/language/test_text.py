@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -394,9 +396,6 @@ def test_faults_of_tokenizers_are_one_line(tmp_path):
 
 
 def test_the_same_text_gives_the_same_tokenizer_in_another_process(corpus, bpe):
-    import subprocess
-    import sys
-
     script = (
         "from stable_forgetting.language.data.readers import TextDataConfig, load_corpus\n"
         "from stable_forgetting.language.data.tokenizers import tokenizer_digest, train_tokenizer\n"

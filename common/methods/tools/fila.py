@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -38,57 +37,34 @@ QUANTILES = (0.05, 0.5, 0.95)
 _SAMPLED = 1_000_000
 
 
-@dataclass
-class Fisher:
-    """Accumulated ``sum_b c_b g_b^2`` of each weight, g_b the gradient of a batch's mean loss.
-
-    Attributes:
-        sums: Parameter name -> (k, d), float32 or wider.
-        count: Labelled positions in all.
-    """
-
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    count: int = 0
-
-    def add(self, gradients: Mapping[str, Tensor], positions: int) -> None:
-        """One batch with ``positions`` labelled positions."""
-        for name, gradient in gradients.items():
-            squared = wide(gradient).square().mul_(positions)
-            self.sums[name] = self.sums[name].add_(squared) if name in self.sums else squared
-        self.count += positions
-
-    def park(self) -> None:
-        """Moves the sums to main memory: two of them are four times a model in bfloat16."""
-        for name, total in self.sums.items():
-            self.sums[name] = total.cpu()
-
-    def __getitem__(self, name: str) -> Tensor:
-        """(k, d) mean over positions."""
-        return self.sums[name] / self.count
-
-
 def fisher_information(
     model: nn.Module, names: Sequence[str], forward: ModelForward, batches: Sequence[Batch]
-) -> Fisher:
-    """Squares of the gradients of each batch's token-mean cross-entropy, in eval mode."""
-    fisher, wanted = Fisher(), set(names)
+) -> dict[str, Tensor]:
+    """Weight -> (k, d) mean over positions of g_b^2, float32 or wider, in eval mode.
+
+    g_b is the gradient of a batch's token-mean cross-entropy.
+    """
+    sums: dict[str, Tensor] = {}
+    count = 0
     parameters = dict(model.named_parameters())
     before = {name: p.requires_grad for name, p in parameters.items()}
-    chosen = [parameters[name] for name in names]
     try:
         for name, parameter in parameters.items():
-            parameter.requires_grad_(name in wanted)
+            parameter.requires_grad_(name in names)
         with evaluating(model), torch.enable_grad():
             for batch in batches:
                 values = cross_entropy(forward(model, batch), batch.labels)
                 loss = average(values, batch.labels, "tokens")
-                gradients = torch.autograd.grad(loss, chosen)
-                counted = int((batch.labels != IGNORE).sum())
-                fisher.add(dict(zip(names, gradients, strict=True)), counted)
+                positions = int((batch.labels != IGNORE).sum())
+                gradients = torch.autograd.grad(loss, [parameters[name] for name in names])
+                for name, gradient in zip(names, gradients, strict=True):
+                    squared = wide(gradient).square().mul_(positions)
+                    sums[name] = sums[name].add_(squared) if name in sums else squared
+                count += positions
     finally:
         for name, parameter in parameters.items():
             parameter.requires_grad_(before[name])
-    return fisher
+    return {name: total.div_(count) for name, total in sums.items()}
 
 
 def row_weights(forget: Tensor, retain: Tensor, eps: float) -> Tensor:
@@ -180,9 +156,10 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
     fishers = {}
     for part, loader in pair.items():
         batches = [loader.next() for _ in range(pair["forget"].batches_per_epoch)]
-        fishers[part] = fisher_information(task.model, names, task.forward, batches)
-        if part == "forget":
-            fishers[part].park()  # a card holds one of them beside the model and its gradient
+        found = fisher_information(task.model, names, task.forward, batches)
+        if part == "forget":  # a card holds one of them beside the model and its gradient
+            found = {name: values.cpu() for name, values in found.items()}
+        fishers[part] = found
     for name, layer in layers.items():
         key = f"{name}.weight"
         forget, retain = fishers["forget"][key], fishers["retain"][key]
@@ -200,19 +177,18 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
         scale = layer.config.scale
         A, Bt = factors.A * math.sqrt(scale) / slope, factors.Bt / math.sqrt(scale)
         layer.set_start_(A.to(layer.A), Bt.to(layer.Bt))
-    facts = _quantiles(fishers["retain"], names, config.eps)
+    facts = _quantiles(fishers["retain"], config.eps)
     if task.telemetry is not None and task.telemetry.tracker is not None:
         task.telemetry.tracker.scalars(0, {f"fila/{key}": value for key, value in facts.items()})
     logger.info("FILA: %s", ", ".join(f"{key} {value:.3g}" for key, value in facts.items()))
     return facts
 
 
-def _quantiles(fisher: Fisher, names: Sequence[str], eps: float) -> dict[str, float]:
+def _quantiles(fisher: Mapping[str, Tensor], eps: float) -> dict[str, float]:
     """Of the entries of all weights together; evenly spaced ones where there are very many."""
-    total = sum(fisher.sums[name].numel() for name in names)
+    total = sum(values.numel() for values in fisher.values())
     below, samples = 0, []
-    for name in names:
-        values = fisher[name].flatten()
+    for values in (matrix.flatten() for matrix in fisher.values()):
         below += int((values < eps).sum())
         samples.append(values[:: max(1, total // _SAMPLED)].cpu())
     logs = torch.cat(samples).clamp_min(1e-45).log10()
