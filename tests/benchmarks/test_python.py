@@ -479,6 +479,19 @@ def test_a_text_benchmark_measures_a_model_of_ones_own(llm):
         evaluate(model, "tofuu")
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "missing"),
+    [
+        ("tofu", "locuslab/TOFU"),
+        ("tdec", "tdec/wikitext.csv.gz"),
+        ("wmdp", "cais/wmdp-bio-forget-corpus"),
+    ],
+)
+def test_a_benchmark_that_is_named_alone_asks_its_published_data(llm, tmp_path, benchmark, missing):
+    with pytest.raises(DataError, match=missing):
+        evaluate(llm[1], benchmark, settings=["data.max_length=64"], data_root=tmp_path)
+
+
 AUTHORS = {
     "data": {"name": "fictitious", "authors": 2, "forget_authors": 1, "questions": 2},
     "scenario": {"kind": "authors", "forget_authors": 1},
