@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 
 ALONE: Mapping[str, Any] = {"train": {"epochs": 1}}
 """The protocol of a benchmark that is named alone; nothing is trained by it."""
+PUBLISHED: Mapping[str, str] = {
+    "tofu": "tofu-phi-1.5-forget10",
+    "muse": "muse-news-llama2-7b",
+    "tdec": "tdec-gpt-neo-125m",
+    "wmdp": "wmdp-zephyr-7b",
+    "rwku": "rwku-llama3-8b",
+}
+"""Benchmark that is named alone -> the suite that asks its published data."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +124,10 @@ def evaluate(
         model: A causal language model of transformers, an image classifier, or the folder or hub
             id of one.
         benchmark: A probe (``reasoning``, ``perplexity``, ``dialogue``, ``lm_eval``), a suite, of
-            which the data and the evaluation are taken, or a benchmark such as ``tofu``.
+            which the data and the evaluation are taken, or a benchmark: :data:`PUBLISHED` says
+            whose data it takes.
         settings: Of the probe, or overrides of the protocol: nested, or texts such as
-            ``data.forget_authors=3``.
+            ``scenario.kind=forget01``.
         seed: Of the forget set of a benchmark.
         tokenizer: Of a language model in memory; None reads that of the folder or hub id that the
             model came from.
@@ -222,6 +231,7 @@ def _is_causal(given: Any) -> bool:
 
 def _protocol(name: str) -> tuple[type[Benchmark], dict[str, Any]]:
     """A benchmark and the protocol of a suite, or of the benchmark that is named alone."""
+    name = PUBLISHED.get(name, name)
     if name in BENCHMARKS:
         return BENCHMARKS[name], dict(ALONE)
     known = [*PROBES.names(), *BENCHMARKS.names(), *suite_names()]

@@ -5,8 +5,8 @@ Samples that are given in memory, to forget, to retain or to test on, are one of
 * pairs of a float tensor (C, H, W), as the model takes it, and an int label;
 * pairs of an image of PIL and a label, for a timm model, which says how it reads images;
 * mappings with ``image`` and ``label``, as in a data set of the hub;
-* for a causal language model: texts, or mappings with ``question`` and ``answer``, ``text``,
-  ``prompt`` and ``completion``, or ``messages``.
+* for a causal language model: texts, pairs of a question and its answer, or mappings with
+  ``question`` and ``answer``, ``text``, ``prompt`` and ``completion``, or ``messages``.
 
 A path is a folder CLASS/x.png, or a JSON-lines file of such mappings.
 """

@@ -86,14 +86,12 @@ class GivenTexts(CausalModels, GivenBenchmark):
 
     @classmethod
     def takes(cls, forget: Any) -> bool:
-        """A JSON-lines file, there or not; or a data set of texts, or of a file's rows."""
+        """A JSON-lines file, there or not; or a data set of texts, pairs, or rows of a file."""
         if isinstance(forget, Path):
             return not forget.is_dir() and forget.name.lower().endswith(SUFFIXES)
-        first = first_of(forget)
+        first = _as_row(first_of(forget))
         columns = {name for form in FORMS.values() for name in form}
-        return isinstance(first, str) or (
-            isinstance(first, Mapping) and not columns.isdisjoint(first)
-        )
+        return isinstance(first, Mapping) and not columns.isdisjoint(first)
 
     @property
     def scenario(self) -> str:
@@ -243,6 +241,15 @@ class Rows:
     digest: str
 
 
+def _as_row(given: Any) -> Any:
+    """The columns of a text, or of a question with its answer; else what is given."""
+    if isinstance(given, str):
+        return {"text": given}
+    if isinstance(given, tuple | list) and [type(part) for part in given] == [str, str]:
+        return dict(zip(("question", "answer"), given, strict=True))
+    return given
+
+
 def read_rows(given: Any, role: str) -> Rows:
     """The rows of a file or a data set, without the wordings that only TOFU's metrics compare.
 
@@ -253,8 +260,7 @@ def read_rows(given: Any, role: str) -> Rows:
         read, where, about = read_items(given, role), str(given), given.name
     else:
         first_of(given, role)
-        listed = (given[index] for index in range(len(given)))
-        rows = ({"text": row} if isinstance(row, str) else row for row in listed)
+        rows = (_as_row(given[index]) for index in range(len(given)))
         read, where, about = items_of(rows, role, role), role, "in memory"
     items = [Item(role, -1, row.question, row.answer) for row in read]
     if isinstance(given, Path):

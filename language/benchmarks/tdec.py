@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, model_validator
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
@@ -26,6 +26,7 @@ from stable_forgetting.common.protocol.benchmark import Versions
 from stable_forgetting.common.protocol.sizes import Workload
 from stable_forgetting.language.benchmark import CausalBenchmark, CausalConfig
 from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.data.tdec import TdecData
 from stable_forgetting.language.measure.extraction import Extraction, Memorisation, PadPolicy
 from stable_forgetting.language.measure.requests import RequestConfig, TextMetric
 from stable_forgetting.language.metrics.loss import described, losses
@@ -66,6 +67,12 @@ class TdecConfig(CausalConfig):
         default_factory=lambda: TextDataConfig.of(name="tdec")
     )
     evaluation: TdecEvaluation = TdecEvaluation()
+
+    @model_validator(mode="after")
+    def _has_sets(self) -> TdecConfig:
+        if not isinstance(self.data, TdecData):
+            raise ValueError(f"data: TDEC needs its sets, not {self.data.name}'s; give name: tdec")
+        return self
 
 
 BELOW = (

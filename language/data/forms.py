@@ -46,9 +46,10 @@ def _form_of(row: Row, origin: str) -> str:
     begun = [form for form, columns in FORMS.items() if row.keys() & set(columns)]
     if "text" in begun:
         begun = ["text", *(form for form in begun if form != "text")]
-    if len(begun) > 1:
+    whole = any(set(FORMS[form]) <= row.keys() for form in begun)
+    if whole and len(begun) > 1:
         raise DataError(f"{origin} has {begun[0]} beside {begun[1]}; keep one")
-    if not begun or not set(FORMS[begun[0]]) <= row.keys():
+    if not whole:
         has = ", ".join(sorted(row)) or "nothing"
         raise DataError(f"{origin} needs {', or '.join(FORMS)}; it has: {has}")
     return begun[0]

@@ -206,6 +206,7 @@ def test_forms_of_rows_are_one(order, tmp_path):
     ("row", "words"),
     [
         ({"prompt": "a"}, "prompt and completion, or messages; it has: prompt"),
+        ({"prompt": "a", "answer": "b"}, "needs question and answer, or text"),
         ({"prompt": "", "completion": "b c"}, "prompt is empty; give the completion alone as text"),
         ({"prompt": "a", "completion": 3}, "is not text"),
         ({"text": "a b", "messages": []}, "text beside messages; keep one"),

@@ -321,7 +321,7 @@ def llm(tmp_path_factory, cli):
     return root, AutoModelForCausalLM.from_pretrained(root / "model"), words
 
 
-@pytest.mark.parametrize("form", ["lists", "columns"])
+@pytest.mark.parametrize("form", ["lists", "columns", "pairs"])
 def test_rows_in_memory_give_the_weights_of_the_command(llm, form, tmp_path):
     root, model, words = llm
     given = dict(zip(PARTS, (texts.FORGET, texts.RETAIN, texts.TEST), strict=True))
@@ -329,6 +329,8 @@ def test_rows_in_memory_give_the_weights_of_the_command(llm, form, tmp_path):
         names = sorted({name for rows in given.values() for row in rows for name in row})
         filled = {p: [{n: row.get(n) for n in names} for row in rows] for p, rows in given.items()}
         given = {part: datasets.Dataset.from_list(rows) for part, rows in filled.items()}
+    if form == "pairs":
+        given = {p: [row.get("text") or (*row.values(),) for row in given[p]] for p in given}
     tokenizer = words if form == "lists" else None  # else that of the model's folder
     result = forget(model, **given, **TEXT, tokenizer=tokenizer)
     written = json.loads((root / "out/statement.json").read_text())
@@ -477,6 +479,19 @@ def test_a_text_benchmark_measures_a_model_of_ones_own(llm):
     assert first.metrics == second.metrics and 0 <= first.metrics["mu"] <= 100
     with pytest.raises(ConfigError, match="did you mean 'tofu'"):
         evaluate(model, "tofuu")
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "missing"),
+    [
+        ("tofu", "locuslab/TOFU"),
+        ("tdec", "tdec/wikitext.csv.gz"),
+        ("wmdp", "cais/wmdp-bio-forget-corpus"),
+    ],
+)
+def test_a_benchmark_that_is_named_alone_asks_its_published_data(llm, tmp_path, benchmark, missing):
+    with pytest.raises(DataError, match=missing):
+        evaluate(llm[1], benchmark, settings=["data.max_length=64"], data_root=tmp_path)
 
 
 AUTHORS = {

@@ -321,6 +321,8 @@ def test_a_set_that_is_not_utf8_or_missing_is_one_line(tmp_path):
             made({**data, "forget": name}, tmp_path).split(0)
     with pytest.raises(ConfigError, match="give all of forget, retain, unseen and test"):
         made({**DATA, "forget": "set.csv"})
+    with pytest.raises(ConfigError, match="TDEC needs its sets, not fictitious's; give name: tdec"):
+        made({"name": "fictitious"})
     with pytest.raises(ConfigError, match="must be a path below the data root"):
         made({**data, "forget": "../set.csv"})
 
