@@ -54,10 +54,10 @@ def run(tiny_suite, cli, tmp_path_factory):
     root = tmp_path_factory.mktemp("audit")
     path = tiny_suite(root, **SUITE)
     store = root / "store"
-    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    cli.ok("run", path, "--store", store)
 
     def audit(*args, target=path):
-        return cli("attack", target, "--store", store, "--workers", 1, *args)
+        return cli("attack", target, "--store", store, *args)
 
     report = store / "suites" / "tiny" / "audits.json"
     return SimpleNamespace(path=path, store=store, audit=audit, report=report)
@@ -72,8 +72,7 @@ def results(run):
 
 
 def test_the_list_gives_formula_source_and_cost_of_every_audit(cli, one_line_error):
-    done = cli("attack", "--list")
-    assert done.code == 0
+    done = cli.ok("attack", "--list")
     for name in AUDITS.names():
         assert name in done.out
     assert done.out.count("Formula:") == len(AUDITS.names())
@@ -125,8 +124,7 @@ def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
     audits = {"js": None, "relearn": {"max_steps": 3}, "remove_adapter": {}}
     path = tiny_suite(tmp_path, **SUITE, audits=audits)
     assert "attacks" in cli("plan", path, "--store", run.store).out
-    done = cli("run", path, "--store", run.store, "--workers", 1)
-    assert done.code == 0, done.err
+    done = cli.ok("run", path, "--store", run.store)
     folder = run.store / "suites" / "tiny"
     shown = json.loads((folder / "leaderboard.json").read_text())["audits"]
     assert list(shown) == list(audits) and shown["relearn"]["config"]["max_steps"] == 3
@@ -138,7 +136,7 @@ def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
         assert f">{name}: " in (folder / "leaderboard.html").read_text()
     before = stages(run.store)
     assert cli("report", path, "--store", run.store).out.count("AIN") == done.out.count("AIN") > 0
-    assert cli("run", path, "--store", run.store, "--workers", 1).code == 0
+    cli.ok("run", path, "--store", run.store)
     assert stages(run.store) == before
 
 
@@ -252,8 +250,8 @@ def test_seeds_that_share_a_split_are_one_population(cli, tiny_suite, tmp_path):
         protocol={"scenario": {"kind": "class", "classes": [3]}, "train": {"epochs": 1}},
     )
     store = tmp_path / "store"
-    assert cli("run", path, "--store", store, "--workers", 1).code == 0
-    assert cli("attack", path, "--store", store, "--attacks", "klom").code == 0
+    cli.ok("run", path, "--store", store)
+    cli.ok("attack", path, "--store", store, "--attacks", "klom")
     found = json.loads((store / "suites" / "same" / "audits.json").read_text())
     rows = found["audits"]["klom"]["rows"]
     assert {label: list(cells) for label, cells in rows.items()} == {

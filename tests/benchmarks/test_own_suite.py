@@ -265,7 +265,7 @@ def test_a_varied_suite_is_remembered_as_it_was(name, tmp_path, tiny_suite):
 
 def test_a_run_under_a_name_of_its_own_is_reported_by_it(copied, cli, one_line_error):
     options = ["--only", "gd", "--store", copied.store]
-    done = cli("run", copied.paths["class"], *options, "--workers", 1)
+    done = cli("run", copied.paths["class"], *options)
     assert done.code == 0 and done.err == ""
     (folder,) = (copied.store / "suites").glob("tiny-class+*")
     shown = cli("report", folder.name, "--store", copied.store, "--format", "md")
@@ -283,7 +283,7 @@ def test_fresh_rows_are_made_again_and_others_are_not(copied, cli, one_line_erro
         return {path.parent.name: path.stat().st_mtime_ns for path in files}
 
     before = stamps()
-    run = ["run", copied.paths["class"], "--store", copied.store, "--workers", 1]
+    run = ["run", copied.paths["class"], "--store", copied.store]
     done = cli(*run, "--fresh", "gd,gd_bad")
     assert done.code == 0 and "stages of gd, gd_bad are made again" in done.out
     again = [name for name, stamp in stamps().items() if before.get(name) != stamp]
@@ -300,6 +300,6 @@ def test_a_missing_package_is_said_before_anything_is_trained(
     monkeypatch.setattr("stable_forgetting.common.methods.base.find_spec", lambda name: None)
     rows = {"original": None, "retrain": None, "gd_delora": None}
     run = ("run", tiny_suite(tmp_path, methods=rows), "--store", tmp_path / "store")
-    line = one_line_error(cli(*run, "--workers", 1))
+    line = one_line_error(cli(*run))
     assert "'gd_delora' needs peft: pip install 'stable-forgetting[peft]'" in line
     assert not list((tmp_path / "store" / "stages").glob("*-*"))
