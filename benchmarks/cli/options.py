@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shlex
 import sys
@@ -92,8 +93,8 @@ class Selection:
         """The command that runs what these options choose of a suite, as it can be typed."""
         given = {"--set": self.set_, "--seeds": [self.seeds], "--only": [self.only]}
         given |= {"--plugin": self.plugin, "--store": [str(store)] if store != STORE else ()}
-        words = [word for option, of in given.items() for v in of or () if v for word in (option, v)]
-        return f"unlearn run {shlex.join([name, *words])}"
+        pairs = [(option, value) for option, of in given.items() for value in of or () if value]
+        return f"unlearn run {shlex.join([name, *itertools.chain(*pairs)])}"
 
     @property
     def numbers(self) -> list[int] | None:

@@ -94,8 +94,6 @@ def report(
     check_format(format_, "table", *FORMATS)
     if (suite is None) == (records is None):
         raise ConfigError("report: give a suite, or --records FILE")
-    if records is not None and selection != Selection(plugin=selection.plugin):
-        raise ConfigError("report --records: --set, --seeds and --only go with a suite")
     command = selection.command(str(suite), store)
     if main or columns or names or bold:
         if not main or suite is None or format_ not in ("md", "tex"):
@@ -106,11 +104,11 @@ def report(
     elif watch or board:
         if suite is None:
             raise ConfigError("report --watch and --board: give a suite, not a file of records")
-        if watch:
-            _watch(selection.suite(suite, store), store, port)
-        else:
-            _board(selection.suite(suite, store), command, store, port)
+        resolved = selection.suite(suite, store)
+        _watch(resolved, store, port) if watch else _board(resolved, command, store, port)
     elif records is not None:
+        if selection != Selection(plugin=selection.plugin):
+            raise ConfigError("report --records: --set, --seeds and --only go with a suite")
         _print(board_of(read_records(records), records), format_)
     elif format_ == "table":
         for resolved in selection.suites(str(suite), store):

@@ -48,10 +48,9 @@ READING = " (our reading)"
 
 def main_table(board: Leaderboard) -> Table:
     """The suite's columns, AG, distances by sample, and what else the benchmark's rule derives."""
-    found = BENCHMARKS[board.suite.spec.benchmark].answer_metrics
-    names = [name for name in board.suite.spec.columns if name not in found]
-    answers = [name for name in board.suite.spec.columns if name in found]
-    rule = board.rule
+    rule, columns = board.rule, board.suite.spec.columns
+    answers = [n for n in columns if n in BENCHMARKS[board.suite.spec.benchmark].answer_metrics]
+    names = [name for name in columns if name not in answers]
     diverged = any(row.diverged for row in board.rows)
     seeds = Column("n", doc=SOME_DIVERGED) if diverged else "n"
     heads: list[str | Column] = ["method", seeds, *_metric_heads(board, names)]
