@@ -245,7 +245,8 @@ def test_the_name_of_a_built_in_suite_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["digits-class", "tofu-small", "tofu-small-seq-3", "tdec-small", "folds"]
+    "name",
+    ["digits-class", "tofu-small", "tofu-small-seq-3", "tdec-small", "digits-class-sweep", "folds"],
 )
 def test_a_varied_suite_is_remembered_as_it_was(name, tmp_path, tiny_suite):
     if name == "folds":
