@@ -17,12 +17,15 @@ BudgetWord = Literal["", "suite", "own", "counted"]
 empty where it reads no retain data or the suite has no budget."""
 
 
+def settings_of(spec: Suite) -> list[str]:
+    """The settings that some row's method has."""
+    known = [METHODS[method].Config for method in spec.method_of.values() if method in METHODS]
+    return sorted({name for config in known for name in (*config.model_fields, *config.aliases)})
+
+
 def check_settings(spec: Suite, keys: Iterable[str], origin: str) -> None:
     """A setting that no row's method has is a misspelling."""
-    methods = sorted({*spec.method_of.values()})
-    known = [METHODS[method].Config for method in methods if method in METHODS]
-    fields = {name for config in known for name in (*config.model_fields, *config.aliases)}
-    check_known(f"{origin}: no row has", keys, sorted(fields))
+    check_known(f"{origin}: no row has", keys, settings_of(spec))
 
 
 def row_params(spec: Suite, method: str, row: Row, origin: str) -> dict[str, Any]:

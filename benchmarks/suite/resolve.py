@@ -15,6 +15,7 @@ from stable_forgetting.benchmarks.suite.defaults import (
     budget_of,
     check_settings,
     row_params,
+    settings_of,
 )
 from stable_forgetting.benchmarks.suite.goals import SuiteProbe, make_probes, with_columns
 from stable_forgetting.benchmarks.suite.grid import Acceptance, GridRow, acceptance, grid_row
@@ -245,12 +246,16 @@ def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
     }
     compare = tuple(pair for pair in spec.compare if set(pair) <= set(methods))
     update: dict[str, Any] = {"methods": methods, "compare": compare}
+    known = settings_of(spec.model_copy(update=update))
     if spec.tune:
         gone = spec.methods.keys() - methods.keys() - {*METHODS}
         kept = {
             part: {k: v for k, v in getattr(spec.tune, part).items() if k not in gone}
             for part in ("grids", "spaces")
         }
+        default = kept["spaces"].get("default", {})
+        left = {key: own for key, own in default.items() if key.partition(".")[0] in known}
+        kept["spaces"] |= {"default": left} if left else {}
         update["tune"] = spec.tune.model_copy(update=kept)
     if spec.grid:
         axes = {label: own for label, own in spec.grid.rows.items() if label in methods}

@@ -245,15 +245,20 @@ def test_the_name_of_a_built_in_suite_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["digits-class", "tofu-small", "tofu-small-seq-3", "tdec-small", "digits-class-sweep", "folds"],
+    ("name", "row"),
+    [
+        *((name, "gd_sine") for name in ("digits-class", "tofu-small", "tofu-small-seq-3")),
+        *((name, "gd_sine") for name in ("tdec-small", "digits-class-sweep")),
+        ("muse-news-small", "task_vector"),
+        ("folds", ""),
+    ],
 )
-def test_a_varied_suite_is_remembered_as_it_was(name, tmp_path, tiny_suite):
+def test_a_varied_suite_is_remembered_as_it_was(name, row, tmp_path, tiny_suite):
     if name == "folds":
         protocols = [{"train": {"epochs": 1}}, {"scenario": {"classes": [1]}}]
         folds = {"kind": "scalability", "protocols": protocols}
         name = str(tiny_suite(tmp_path, suite="folded", folds=folds))
-    suite = load_suite(name, seeds=[71, 72], only=[] if "folded" in name else ["gd_sine"])
+    suite = load_suite(name, seeds=[71, 72], only=[row] if row else [])
     for file, text in suite_files(suite).items():
         (tmp_path / file).write_text(text)
     again = load_suite(str(tmp_path / FILE))
