@@ -237,25 +237,37 @@ def _check_selection(spec: Suite, protocol: Any, origin: str) -> None:
 
 
 def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
-    """The suite with these rows and the references alone."""
+    """The suite with these rows and the references alone, and what it says of them."""
     check_known(f"{origin}: no row", only, [*spec.methods])
     methods = {
         label: row
         for label, row in spec.methods.items()
         if label in only or spec.method_of[label] in REFERENCES
     }
-    compare = tuple(pair for pair in spec.compare if set(pair) <= set(methods))
-    update: dict[str, Any] = {"methods": methods, "compare": compare}
-    known = settings_of(spec.model_copy(update=update))
+    known = settings_of(spec.model_copy(update={"methods": methods}))
+
+    def had(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: own for key, own in settings.items() if key.partition(".")[0] in known}
+
+    update: dict[str, Any] = {
+        "methods": {
+            label: row.model_copy(update={"without": tuple(k for k in row.without if k in known)})
+            if row and row.without
+            else row
+            for label, row in methods.items()
+        },
+        "compare": tuple(pair for pair in spec.compare if set(pair) <= set(methods)),
+        "defaults": had(spec.defaults),
+        "defaults_of": {kind: had(settings) for kind, settings in spec.defaults_of.items()},
+    }
     if spec.tune:
         gone = spec.methods.keys() - methods.keys() - {*METHODS}
         kept = {
             part: {k: v for k, v in getattr(spec.tune, part).items() if k not in gone}
             for part in ("grids", "spaces")
         }
-        default = kept["spaces"].get("default", {})
-        left = {key: own for key, own in default.items() if key.partition(".")[0] in known}
-        kept["spaces"] |= {"default": left} if left else {}
+        default = had(kept["spaces"].pop("default", {}))
+        kept["spaces"] |= {"default": default} if default else {}
         update["tune"] = spec.tune.model_copy(update=kept)
     if spec.grid:
         axes = {label: own for label, own in spec.grid.rows.items() if label in methods}

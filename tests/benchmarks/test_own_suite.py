@@ -249,7 +249,8 @@ def test_the_name_of_a_built_in_suite_is_taken(tmp_path):
     [
         *((name, "gd_sine") for name in ("digits-class", "tofu-small", "tofu-small-seq-3")),
         *((name, "gd_sine") for name in ("tdec-small", "digits-class-sweep")),
-        ("muse-news-small", "task_vector"),
+        *(("muse-news-small", "task_vector"), ("lethevit-cifar10", "ssd")),
+        ("cifar10-small-all", "influence"),
         ("folds", ""),
     ],
 )
