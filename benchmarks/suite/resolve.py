@@ -15,7 +15,6 @@ from stable_forgetting.benchmarks.suite.defaults import (
     budget_of,
     check_settings,
     row_params,
-    settings_of,
 )
 from stable_forgetting.benchmarks.suite.goals import SuiteProbe, make_probes, with_columns
 from stable_forgetting.benchmarks.suite.grid import Acceptance, GridRow, acceptance, grid_row
@@ -237,37 +236,21 @@ def _check_selection(spec: Suite, protocol: Any, origin: str) -> None:
 
 
 def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
-    """The suite with these rows and the references alone, and what it says of them."""
+    """The suite with these rows and the references alone."""
     check_known(f"{origin}: no row", only, [*spec.methods])
     methods = {
         label: row
         for label, row in spec.methods.items()
         if label in only or spec.method_of[label] in REFERENCES
     }
-    known = settings_of(spec.model_copy(update={"methods": methods}))
-
-    def had(settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: own for key, own in settings.items() if key.partition(".")[0] in known}
-
-    update: dict[str, Any] = {
-        "methods": {
-            label: row.model_copy(update={"without": tuple(k for k in row.without if k in known)})
-            if row and row.without
-            else row
-            for label, row in methods.items()
-        },
-        "compare": tuple(pair for pair in spec.compare if set(pair) <= set(methods)),
-        "defaults": had(spec.defaults),
-        "defaults_of": {kind: had(settings) for kind, settings in spec.defaults_of.items()},
-    }
+    compare = tuple(pair for pair in spec.compare if set(pair) <= set(methods))
+    update: dict[str, Any] = {"methods": methods, "compare": compare}
     if spec.tune:
         gone = spec.methods.keys() - methods.keys() - {*METHODS}
         kept = {
             part: {k: v for k, v in getattr(spec.tune, part).items() if k not in gone}
             for part in ("grids", "spaces")
         }
-        default = had(kept["spaces"].pop("default", {}))
-        kept["spaces"] |= {"default": default} if default else {}
         update["tune"] = spec.tune.model_copy(update=kept)
     if spec.grid:
         axes = {label: own for label, own in spec.grid.rows.items() if label in methods}

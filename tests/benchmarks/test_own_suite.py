@@ -224,6 +224,9 @@ def test_rows_selects_of_what_a_suite_extends(tmp_path):
     assert {row.label for row in load_suite(str(again)).rows} == {
         "original", "retrain", "gd", "gd_sine", "finetune",
     }  # fmt: skip
+    lone = suite_of(tmp_path, extends="cifar10-small-all", rows=["influence"])
+    (row,) = load_suite(str(lone)).rows[2:]
+    assert row.label == "influence", "a default that only others have is no misspelling"
     with pytest.raises(ConfigError, match="rows: no row 'gd_sinus'; did you mean 'gd_sine'"):
         load_suite(str(suite_of(tmp_path, extends="digits-class", rows=["gd_sinus"])))
     dropped = suite_of(
@@ -250,7 +253,6 @@ def test_the_name_of_a_built_in_suite_is_taken(tmp_path):
         *((name, "gd_sine") for name in ("digits-class", "tofu-small", "tofu-small-seq-3")),
         *((name, "gd_sine") for name in ("tdec-small", "digits-class-sweep")),
         *(("muse-news-small", "task_vector"), ("lethevit-cifar10", "ssd")),
-        ("cifar10-small-all", "influence"),
         ("folds", ""),
     ],
 )
