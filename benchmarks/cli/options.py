@@ -7,6 +7,7 @@ import itertools
 import os
 import shlex
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -91,8 +92,13 @@ class Selection:
 
     def command(self, name: str, store: Path) -> str:
         """The command that runs what these options choose of a suite, as it can be typed."""
-        given = {"--set": self.set_, "--seeds": [self.seeds], "--only": [self.only]}
-        given |= {"--plugin": self.plugin, "--store": [str(store)] if store != STORE else ()}
+        given: Mapping[str, Iterable[str | None] | None] = {
+            "--set": self.set_,
+            "--seeds": [self.seeds],
+            "--only": [self.only],
+            "--plugin": self.plugin,
+            "--store": None if store == STORE else [str(store)],
+        }
         pairs = [(option, value) for option, of in given.items() for value in of or () if value]
         return f"unlearn run {shlex.join([name, *itertools.chain(*pairs)])}"
 
