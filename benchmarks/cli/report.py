@@ -107,14 +107,18 @@ def report(
         resolved = selection.suite(suite, store)
         _watch(resolved, store, port) if watch else _board(resolved, command, store, port)
     elif records is not None:
-        if selection != Selection(plugin=selection.plugin):
-            raise ConfigError("report --records: --set, --seeds and --only go with a suite")
-        _print(board_of(read_records(records), records), format_)
+        _print(_of_records(records, selection), format_)
     elif format_ == "table":
         for resolved in selection.suites(str(suite), store):
             _report(resolved, command, store, format_)
     else:
         _report(selection.suite(str(suite), store), command, store, format_)
+
+
+def _of_records(file: Path, selection: Selection) -> Leaderboard:
+    if selection != Selection(plugin=selection.plugin):
+        raise ConfigError("report --records: --set, --seeds and --only go with a suite")
+    return board_of(read_records(file), file)
 
 
 def _named(text: str | None) -> dict[str, str]:
