@@ -130,7 +130,8 @@ def _writer(base: Mapping[str, Any], tmp_path_factory) -> Callable[..., Path]:
 def cli() -> Callable[..., SimpleNamespace]:
     """Runs ``unlearn ARGS`` in this process, all stages too; gives code, out and err.
 
-    Workers are processes of their own where a test gives ``--workers`` above 1.
+    Workers are processes of their own where a test gives ``--workers`` above 1.  ``cli.ok`` also
+    asserts that the command succeeds.
     """
 
     def run(*args: object) -> SimpleNamespace:
@@ -159,6 +160,12 @@ def cli() -> Callable[..., SimpleNamespace]:
                 os.environ["SF_DATA_ROOT"] = environment
         return SimpleNamespace(code=code or 0, out=out.getvalue(), err=err.getvalue())
 
+    def ok(*args: object) -> SimpleNamespace:
+        done = run(*args)
+        assert done.code == 0, done.out + done.err
+        return done
+
+    run.ok = ok  # type: ignore[attr-defined]
     return run
 
 

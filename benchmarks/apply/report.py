@@ -194,15 +194,16 @@ def _count(about: Mapping[str, Any], benchmark: GivenBenchmark) -> str:
 
 def _request(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> Section:
     rows = [
-        (role, _named(about), _count(about, benchmark), _digest(about))
+        (
+            role,
+            str(about.get("folder") or about.get("file") or "in memory"),
+            _count(about, benchmark),
+            _digest(about),
+        )
         for role, about in statement["data"].items()
     ]
     shown = table(["part", "name", "samples", "SHA-256"], rows, words=True)
     return Section("The request", (f"Scenario: {statement['scenario']}.",), shown, level="full")
-
-
-def _named(about: Mapping[str, Any]) -> str:
-    return str(about.get("folder") or about.get("file") or "in memory")
 
 
 def _digest(about: Mapping[str, Any]) -> str:

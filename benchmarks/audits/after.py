@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -83,11 +83,23 @@ def after_attack(report: AuditReport, tables: Sequence[AuditTable]) -> list[Show
             values = {s: _advantage(attack, label, report.retrain, s) for s in above}
             known = {s: value for s, value in values.items() if value is not None}
             shown |= {attack.name: known} if known and len(known) == len(values) else {}
-        if above and len(shown) > 1:
-            reference = label == FLOOR or report.suite.row(label).method in REFERENCES
-            row = _worst(label, shown, [*above.values()], reference=reference)
-            cut = any(_cut_off(a, label, report.retrain) for a in attacks if a.name == row.attack)
-            found.append(replace(row, cut=cut))
+        if not above or len(shown) < 2:
+            continue
+        over = {name: summarise([*by_seed.values()]) for name, by_seed in shown.items()}
+        worst, after = max(over.items(), key=lambda item: item[1].mean)
+        accuracies = [*above.values()]
+        kept = [fmean(own[p] for own in accuracies) for p in accuracies[0] if p != "forget"]
+        row = Shown(
+            label,
+            over[NONE].mean,
+            worst,
+            after,
+            min(kept, default=None),
+            reference=label == FLOOR or report.suite.row(label).method in REFERENCES,
+            attacks=len(over) - 1,
+            cut=any(_cut_off(a, label, report.retrain) for a in attacks if a.name == worst),
+        )
+        found.append(row)
     return found
 
 
@@ -96,23 +108,6 @@ def _cut_off(attack: AuditTable, *labels: str) -> bool:
     cells = [cell for label in labels for cell in attack.rows.get(label, {}).values()]
     measures = [measure for cell in cells if isinstance(cell, dict) for measure in cell.values()]
     return any("cut off" in measure.note for measure in measures)
-
-
-def _worst(
-    label: str,
-    shown: Mapping[str, Mapping[int, float]],
-    above: Sequence[Mapping[str, float]],
-    *,
-    reference: bool,
-) -> Shown:
-    """The worst attack of a row; ``above`` has its accuracies less Retrain's, by seed."""
-    over = {name: summarise([*by_seed.values()]) for name, by_seed in shown.items()}
-    worst = max(over, key=lambda name: over[name].mean)
-    kept = [fmean(own[part] for own in above) for part in above[0] if part != "forget"]
-    utility = min(kept, default=None)
-    return Shown(
-        label, over[NONE].mean, worst, over[worst], utility, reference, attacks=len(over) - 1
-    )
 
 
 def _advantage(attack: AuditTable, label: str, retrain: str, seed: int) -> float | None:
@@ -145,12 +140,8 @@ def ordered(rows: Sequence[Shown]) -> list[Shown]:
 
 def places(rows: Sequence[Shown]) -> dict[str, int]:
     """Label -> place of a method of equal utility, from 1; ties, as shown, share the best."""
-    values = [round(row.after.mean, 1) for row in rows if row.equal and not row.reference]
-    return {
-        row.label: 1 + sum(value < round(row.after.mean, 1) for value in values)
-        for row in rows
-        if row.equal and not row.reference
-    }
+    shown = {r.label: round(r.after.mean, 1) for r in rows if r.equal and not r.reference}
+    return {label: 1 + sum(v < own for v in shown.values()) for label, own in shown.items()}
 
 
 def floor_of(rows: Sequence[Shown]) -> float | None:

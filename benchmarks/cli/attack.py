@@ -186,7 +186,7 @@ def attack(
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not planner.finals():
-        show_shipped(resolved.name, store, suite, under="Attacks")
+        show_shipped(resolved.name, store, selection.command(suite, store), under="Attacks")
         return
     missing, probes = _missing(planner, chosen, shadows), planner.probe_plan(chosen)
     if missing and not population.yes:

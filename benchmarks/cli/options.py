@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shlex
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -88,6 +90,18 @@ class Selection:
         """The suite of a command line, or all suites of a group."""
         return [self.suite(each, store) for each in suite_groups().get(name, [name])]
 
+    def command(self, name: str, store: Path) -> str:
+        """The command that runs what these options choose of a suite, as it can be typed."""
+        given: Mapping[str, Iterable[str | None] | None] = {
+            "--set": self.set_,
+            "--seeds": [self.seeds],
+            "--only": [self.only],
+            "--plugin": self.plugin,
+            "--store": None if store == STORE else [str(store)],
+        }
+        pairs = [(option, value) for option, of in given.items() for value in of or () if value]
+        return f"unlearn run {shlex.join([name, *itertools.chain(*pairs)])}"
+
     @property
     def numbers(self) -> list[int] | None:
         """The seeds; None for those of the suite."""
@@ -145,15 +159,9 @@ def register_all(plugins: list[str] | None) -> None:
     load_plugins(plugins or ())
 
 
-def no_records(name: str, store: Path, called: str) -> str:
+def no_records(name: str, store: Path, command: str) -> str:
     """What a store lacks of a suite, and the command that makes it."""
-    return f"no records of {name} in {store}; run: {run_command(called, store)}"
-
-
-def run_command(called: str, store: Path) -> str:
-    """The command that runs a suite into a store, as it can be typed."""
-    kept = "" if store == STORE else f" --store {shlex.quote(str(store))}"
-    return f"unlearn run {shlex.quote(called)}{kept}"
+    return f"no records of {name} in {store}; run: {command}"
 
 
 def print_error(text: str) -> None:

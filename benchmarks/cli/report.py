@@ -20,7 +20,6 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     error_console,
     no_records,
-    run_command,
     split_names,
 )
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
@@ -95,26 +94,31 @@ def report(
     check_format(format_, "table", *FORMATS)
     if (suite is None) == (records is None):
         raise ConfigError("report: give a suite, or --records FILE")
+    command = selection.command(str(suite), store)
     if main or columns or names or bold:
         if not main or suite is None or format_ not in ("md", "tex"):
             raise ConfigError("report: --main and its options take a suite, and --format tex or md")
-        given = _sections(selection.suite(suite, store), suite, store)
+        given = _sections(selection.suite(suite, store), command, store)
         chosen = main_table(given, split_names(columns, "--columns"), _named(names), bold=bold)
         sys.stdout.write(WRITERS[format_](chosen))
     elif watch or board:
         if suite is None:
             raise ConfigError("report --watch and --board: give a suite, not a file of records")
-        if watch:
-            _watch(selection.suite(suite, store), store, port)
-        else:
-            _board(selection.suite(suite, store), suite, store, port)
+        resolved = selection.suite(suite, store)
+        _watch(resolved, store, port) if watch else _board(resolved, command, store, port)
     elif records is not None:
-        _print(board_of(read_records(records), records), format_)
+        _print(_of_records(records, selection), format_)
     elif format_ == "table":
         for resolved in selection.suites(str(suite), store):
-            _report(resolved, str(suite), store, format_)
+            _report(resolved, command, store, format_)
     else:
-        _report(selection.suite(str(suite), store), str(suite), store, format_)
+        _report(selection.suite(str(suite), store), command, store, format_)
+
+
+def _of_records(file: Path, selection: Selection) -> Leaderboard:
+    if selection != Selection(plugin=selection.plugin):
+        raise ConfigError("report --records: --set, --seeds and --only go with a suite")
+    return board_of(read_records(file), file)
 
 
 def _named(text: str | None) -> dict[str, str]:
@@ -125,12 +129,12 @@ def _named(text: str | None) -> dict[str, str]:
     return {label.strip(): name.strip() for label, _, name in pairs}
 
 
-def _sections(suite: ResolvedSuite, called: str, store: Path) -> list[Section]:
+def _sections(suite: ResolvedSuite, command: str, store: Path) -> list[Section]:
     """A suite's leaderboard from the store, or as it comes with the project."""
     board = make_leaderboard(suite, StageStore(store))
     if board.records:
         return sections(board)
-    return read_report(shipped_text(suite.name, store, called, "md"))
+    return read_report(shipped_text(suite.name, store, command, "md"))
 
 
 def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
@@ -142,24 +146,23 @@ def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
             server.serve_forever()
 
 
-def _board(suite: ResolvedSuite, called: str, store: Path, port: int) -> None:
+def _board(suite: ResolvedSuite, command: str, store: Path, port: int) -> None:
     """Becomes TensorBoard on a suite's events."""
     folder = store / "tensorboard" / suite.name
     if next(folder.rglob("events.*"), None) is None:
-        command = run_command(called, store)
         raise ConfigError(f"no events of {suite.name} in {store}; run: {command}")
     asked = ("--logdir", str(folder), "--port", str(port))
     os.execv(sys.executable, [sys.executable, "-m", "tensorboard.main", *asked])
 
 
-def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
+def _report(suite: ResolvedSuite, command: str, store: Path, form: str) -> None:
     board = make_leaderboard(suite, StageStore(store))
     if board.records:
         _print(board, form)
     elif form == "table":
-        show_shipped(suite.name, store, called)
+        show_shipped(suite.name, store, command)
     else:
-        sys.stdout.write(shipped_text(suite.name, store, called, form))
+        sys.stdout.write(shipped_text(suite.name, store, command, form))
 
 
 def _print(board: Leaderboard, form: str) -> None:
@@ -169,17 +172,17 @@ def _print(board: Leaderboard, form: str) -> None:
         sys.stdout.write(FORMATS[form][1](board))
 
 
-def show_shipped(name: str, store: Path, called: str, *, under: str = "") -> None:
+def show_shipped(name: str, store: Path, command: str, *, under: str = "") -> None:
     """Prints the head of a shipped report, or what is under one of its headings.
 
     Args:
-        called: The suite, as a command line names it.
+        command: What makes the records.
         under: Heading; the report's own when empty.
 
     Raises:
         ConfigError: Nothing is shipped.
     """
-    missing, file = no_records(name, store, called), shipped_report(name)
+    missing, file = no_records(name, store, command), shipped_report(name)
     chosen = _part(read_report(file.read_text("utf-8")), under) if file else []
     if file is None or not chosen:
         raise ConfigError(missing)
@@ -189,13 +192,13 @@ def show_shipped(name: str, store: Path, called: str, *, under: str = "") -> Non
     show(console, chosen)
 
 
-def shipped_text(name: str, store: Path, called: str, form: str) -> str:
+def shipped_text(name: str, store: Path, command: str, form: str) -> str:
     """A shipped report in a format.
 
     Raises:
         ConfigError: Nothing is shipped in this format.
     """
-    missing, file = no_records(name, store, called), shipped_report(name)
+    missing, file = no_records(name, store, command), shipped_report(name)
     if file is not None and form not in WRITERS:
         drawn = form == "svg" and (file.parent / SWEPT).is_file()
         other = SWEPT if drawn else "runs.csv" if form in ("csv", "runs") else "leaderboard.json"

@@ -185,7 +185,7 @@ def submit(
         hub.check_push(push)
     board = read_board(selection, suite, store)
     if board is None:
-        raise ConfigError(no_records(suite, store, suite))
+        raise ConfigError(no_records(suite, store, selection.command(suite, store)))
     count = write_bundle(board, StageStore(store), out)
     command = f"unlearn verify {shlex.quote(str(out))}"
     console.print(f"{out}: {count} files; check it anywhere with: {command}", markup=False)

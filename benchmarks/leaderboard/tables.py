@@ -48,8 +48,9 @@ READING = " (our reading)"
 
 def main_table(board: Leaderboard) -> Table:
     """The suite's columns, AG, distances by sample, and what else the benchmark's rule derives."""
-    names, answers = _averages_and_answers(board)
-    rule = board.rule
+    rule, columns = board.rule, board.suite.spec.columns
+    answers = [n for n in columns if n in BENCHMARKS[board.suite.spec.benchmark].answer_metrics]
+    names = [name for name in columns if name not in answers]
     diverged = any(row.diverged for row in board.rows)
     seeds = Column("n", doc=SOME_DIVERGED) if diverged else "n"
     heads: list[str | Column] = ["method", seeds, *_metric_heads(board, names)]
@@ -90,13 +91,6 @@ def main_table(board: Leaderboard) -> Table:
     links = {_name(row): f"#{place_of(row.label)}" for row in board.rows if row.label in own}
     narrow = replace(narrow, notes=notes)
     return table(heads, rows, narrow=narrow, marks=marks, notes=notes, links=links)
-
-
-def _averages_and_answers(board: Leaderboard) -> tuple[list[str], list[str]]:
-    """The suite's columns, and those among them that are distances to Retrain themselves."""
-    found = BENCHMARKS[board.suite.spec.benchmark].answer_metrics
-    names = board.suite.spec.columns
-    return [n for n in names if n not in found], [n for n in names if n in found]
 
 
 def _name(row: BoardRow) -> str:

@@ -98,8 +98,7 @@ def run_suite(
     store = StageStore(runtime.store)
     store.sweep()
     execution = Execution(_planned(planner, suite, store))
-    _require_probed(execution.plan, store, runtime)
-    _require_packages(execution.plan, store)
+    _require(execution.plan, store, runtime)
     while True:
         with _Round(execution, store, watcher) as work:
             while True:
@@ -140,15 +139,11 @@ def _renew(execution: Execution, executor: Executor) -> None:
     logger.warning("a worker process died; its stage starts again in a new one")
 
 
-def _require_probed(plan: Plan, store: StageStore, runtime: Runtime) -> None:
-    """Raises before the first training where a probe lacks what it reads."""
+def _require(plan: Plan, store: StageStore, runtime: Runtime) -> None:
+    """Raises before the first training where a probe lacks its data or a method its package."""
     if plan.waiting or not all(_done(store, entry.stage) for entry in plan.probes):
         for entry in plan.suite.probes.values():
             entry.probe.require(runtime.data_root)
-
-
-def _require_packages(plan: Plan, store: StageStore) -> None:
-    """Raises before the first training where a method of a missing stage lacks its package."""
     for stage in plan.stages():
         method = getattr(stage.spec, "method", None)
         if method is not None and not _done(store, stage):

@@ -18,11 +18,17 @@ empty where it reads no retain data or the suite has no budget."""
 
 
 def check_settings(spec: Suite, keys: Iterable[str], origin: str) -> None:
-    """A setting that no row's method has is a misspelling."""
-    methods = sorted({*spec.method_of.values()})
-    known = [METHODS[method].Config for method in methods if method in METHODS]
-    fields = {name for config in known for name in (*config.model_fields, *config.aliases)}
-    check_known(f"{origin}: no row has", keys, sorted(fields))
+    """A setting that neither a row's method nor another one has is a misspelling."""
+    known = _settings_of(spec.method_of.values())
+    unknown = [key for key in keys if key not in known]
+    if unknown:  # it may be of rows that were not selected
+        every = _settings_of(METHODS.names())
+        check_known(f"{origin}: no row has", [k for k in unknown if k not in every], sorted(known))
+
+
+def _settings_of(methods: Iterable[str]) -> set[str]:
+    configs = [METHODS[method].Config for method in methods if method in METHODS]
+    return {name for config in configs for name in (*config.model_fields, *config.aliases)}
 
 
 def row_params(spec: Suite, method: str, row: Row, origin: str) -> dict[str, Any]:

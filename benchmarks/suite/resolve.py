@@ -252,6 +252,9 @@ def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
             for part in ("grids", "spaces")
         }
         update["tune"] = spec.tune.model_copy(update=kept)
+    if spec.grid:
+        axes = {label: own for label, own in spec.grid.rows.items() if label in methods}
+        update["grid"] = spec.grid.model_copy(update={"rows": axes})
     return spec.model_copy(update=update)
 
 

@@ -37,12 +37,10 @@ def lay_results(root: Path, tiny_suite, cli) -> str:
     path = tiny_suite(root, suite="tiny-class", methods=rows, retrains=2, **common)
     path.rename(root / "small.yaml")
     store = root / "runs"
-    made = cli("run", root / "small.yaml", "--store", store, "--workers", 1)
-    assert made.code == 0, made.err
+    cli.ok("run", root / "small.yaml", "--store", store)
     shutil.copytree(store, root / "theirs/runs")
     shutil.copy(store / "suites/tiny-class/records.jsonl", root / "their-records.jsonl")
-    made = cli("submit", root / "small.yaml", "--store", store, "--out", root / "digits.zip")
-    assert made.code == 0, made.err
+    cli.ok("submit", root / "small.yaml", "--store", store, "--out", root / "digits.zip")
     with zipfile.ZipFile(root / "digits.zip") as bundle:
         bundle.extractall(root / "bundles/tiny")
     first, *_ = sorted((store / "stages").glob("measure-*/record.json"))

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,13 +55,13 @@ def run(tiny_suite, cli, tmp_path_factory):
     root = tmp_path_factory.mktemp("audit")
     path = tiny_suite(root, **SUITE)
     store = root / "store"
-    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    cli.ok("run", path, "--store", store)
 
-    def audit(*args, target=path):
-        return cli("attack", target, "--store", store, "--workers", 1, *args)
+    def audit(*args, target=path, cli=cli):
+        return cli("attack", target, "--store", store, *args)
 
-    report = store / "suites" / "tiny" / "audits.json"
-    return SimpleNamespace(path=path, store=store, audit=audit, report=report)
+    ok, report = partial(audit, cli=cli.ok), store / "suites" / "tiny" / "audits.json"
+    return SimpleNamespace(path=path, store=store, audit=audit, ok=ok, report=report)
 
 
 def stages(store):
@@ -72,8 +73,7 @@ def results(run):
 
 
 def test_the_list_gives_formula_source_and_cost_of_every_audit(cli, one_line_error):
-    done = cli("attack", "--list")
-    assert done.code == 0
+    done = cli.ok("attack", "--list")
     for name in AUDITS.names():
         assert name in done.out
     assert done.out.count("Formula:") == len(AUDITS.names())
@@ -85,8 +85,7 @@ def test_the_list_gives_formula_source_and_cost_of_every_audit(cli, one_line_err
 
 def test_free_audits_stand_beside_the_floor_and_train_nothing(run):
     before = stages(run.store)
-    done = run.audit()
-    assert done.code == 0, done.err
+    done = run.ok()
     assert stages(run.store) == before
     found = results(run)
     assert list(found) == [*FREE, *POPULATIONS]
@@ -102,8 +101,7 @@ def test_free_audits_stand_beside_the_floor_and_train_nothing(run):
 
 def test_model_audits_are_stages_that_are_not_done_again(run):
     wanted = "relearn,prototype,linear_probe,remove_adapter,requantise,over_unlearning"
-    done = run.audit("--attacks", wanted, "--with", "relearn.max_steps=3")
-    assert done.code == 0, done.err
+    run.ok("--attacks", wanted, "--with", "relearn.max_steps=3")
     found = results(run)
     for name in wanted.split(","):
         assert {"retrain", FLOOR, "original", "gd_sine"} == set(found[name]["rows"])
@@ -125,8 +123,7 @@ def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
     audits = {"js": None, "relearn": {"max_steps": 3}, "remove_adapter": {}}
     path = tiny_suite(tmp_path, **SUITE, audits=audits)
     assert "attacks" in cli("plan", path, "--store", run.store).out
-    done = cli("run", path, "--store", run.store, "--workers", 1)
-    assert done.code == 0, done.err
+    done = cli.ok("run", path, "--store", run.store)
     folder = run.store / "suites" / "tiny"
     shown = json.loads((folder / "leaderboard.json").read_text())["audits"]
     assert list(shown) == list(audits) and shown["relearn"]["config"]["max_steps"] == 3
@@ -138,7 +135,7 @@ def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
         assert f">{name}: " in (folder / "leaderboard.html").read_text()
     before = stages(run.store)
     assert cli("report", path, "--store", run.store).out.count("AIN") == done.out.count("AIN") > 0
-    assert cli("run", path, "--store", run.store, "--workers", 1).code == 0
+    cli.ok("run", path, "--store", run.store)
     assert stages(run.store) == before
 
 
@@ -162,8 +159,7 @@ def test_wrong_audits_of_a_suite_are_one_line(
 
 def test_shadows_say_what_they_cost_and_wait_for_yes(run):
     before = stages(run.store)
-    done = run.audit("--shadows", 3)
-    assert done.code == 0, done.err
+    done = run.ok("--shadows", 3)
     assert stages(run.store) == before
     assert "Add --yes" in done.out and "2 epochs" in done.out and "4 steps" in done.out
 
@@ -228,8 +224,7 @@ def test_the_disk_of_a_stage_counts_what_lies_in_its_folders(tmp_path):
 
 def test_shadows_make_populations_and_resume(run):
     args = ("--attacks", ",".join(POPULATIONS), "--shadows", 3)
-    done = run.audit(*args, "--yes")
-    assert done.code == 0, done.err
+    run.ok(*args, "--yes")
     found = results(run)
     for name, column in zip(POPULATIONS, ("forget", "F", "b.acc"), strict=True):
         for label in (FLOOR, "original", "gd_sine"):
@@ -252,8 +247,8 @@ def test_seeds_that_share_a_split_are_one_population(cli, tiny_suite, tmp_path):
         protocol={"scenario": {"kind": "class", "classes": [3]}, "train": {"epochs": 1}},
     )
     store = tmp_path / "store"
-    assert cli("run", path, "--store", store, "--workers", 1).code == 0
-    assert cli("attack", path, "--store", store, "--attacks", "klom").code == 0
+    cli.ok("run", path, "--store", store)
+    cli.ok("attack", path, "--store", store, "--attacks", "klom")
     found = json.loads((store / "suites" / "same" / "audits.json").read_text())
     rows = found["audits"]["klom"]["rows"]
     assert {label: list(cells) for label, cells in rows.items()} == {
@@ -264,8 +259,7 @@ def test_seeds_that_share_a_split_are_one_population(cli, tiny_suite, tmp_path):
 
 
 def test_halves_never_train_on_what_is_left_out(run):
-    done = run.audit("--attacks", "ulira", "--shadows", 6, "--design", "halves", "--yes")
-    assert done.code == 0, done.err
+    run.ok("--attacks", "ulira", "--shadows", 6, "--design", "halves", "--yes")
     rows = results(run)["ulira"]["rows"]
     assert rows["gd_sine, halves"]["1"]["b.acc"]["n"] == 6
     suite, store = load_suite(str(run.path)), StageStore(run.store)
@@ -287,8 +281,7 @@ def trained_after_yes(run, name):
     done = run.audit("--attacks", name)
     assert done.code == 0 and "Add --yes" in done.out and stages(run.store) == before
     assert "not run" in results(run)[name]["rows"]["gd_sine"]["1"]["not_applicable"]
-    done = run.audit("--attacks", name, "--yes")
-    assert done.code == 0, done.err
+    done = run.ok("--attacks", name, "--yes")
     rows, after = results(run)[name]["rows"], stages(run.store)
     again = run.audit("--attacks", name)
     assert stages(run.store) == after and "To be trained" not in again.out
@@ -408,8 +401,7 @@ def test_a_metric_that_draws_has_a_part_of_evaluation():
 
 
 def test_the_twin_of_another_seed_has_the_same_original(run):
-    done = run.audit("--attacks", "unlearning_seed", "--yes")
-    assert done.code == 0, done.err
+    run.ok("--attacks", "unlearning_seed", "--yes")
     rows = results(run)["unlearning_seed"]["rows"]
     assert "fewer than 3 seeds" in rows["gd_sine"]["1"]["not_applicable"]
     suite, store = load_suite(str(run.path)), StageStore(run.store)
@@ -473,8 +465,7 @@ def test_a_suite_without_a_retrain_is_refused_with_the_way_to_add_one(
 
 
 def test_without_a_second_retrain_the_floor_says_so(run):
-    done = run.audit("--attacks", "js", "--set", "retrains=1")
-    assert done.code == 0
+    done = run.ok("--attacks", "js", "--set", "retrains=1")
     assert "no second Retrain" in done.out
 
 

@@ -28,11 +28,10 @@ def run(cli, tiny_text_suite, tmp_path_factory):
     scenario = {"kind": "authors", "forget_authors": 3}
     path = tiny_text_suite(root, suite="talk", retrains=2, protocol={"scenario": scenario})
     store = root / "store"
-    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    cli.ok("run", path, "--store", store)
 
     def audit(*args):
-        done = cli("attack", path, "--store", store, "--workers", 1, *args)
-        assert done.code == 0, done.err
+        done = cli.ok("attack", path, "--store", store, *args)
         report = json.loads((store / "suites" / "talk" / "audits.json").read_text())
         return done, report["audits"]
 

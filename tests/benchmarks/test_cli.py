@@ -49,8 +49,7 @@ def test_no_arguments_is_help(cli):
 def test_show_lists_everything(cli):
     lists = {"methods": METHODS.names(), "benchmarks": BENCHMARKS.names(), "sweeps": sweeps()}
     for what, names in lists.items():
-        shown = cli("show", what)
-        assert shown.code == 0
+        shown = cli.ok("show", what)
         for name in names:
             assert re.search(rf"^\s*{re.escape(name)}\s", shown.out, re.M), name
     found = cli("show", "--filter", "o").out
@@ -87,8 +86,7 @@ def test_plan_counts_what_is_done(filled, cli, tmp_path):
     path = filled.paths["class"]
 
     def counts(store):
-        shown = cli("plan", path, "--store", store)
-        assert shown.code == 0
+        shown = cli.ok("plan", path, "--store", store)
         lines = (line.split() for line in shown.out.splitlines())
         rows = [x for x in lines if len(x) == 4 and x[3].isdigit()]
         assert all(int(x[1]) == int(x[2]) + int(x[3]) for x in rows)
@@ -123,7 +121,7 @@ def test_one_stage_runs_alone(cli, tmp_path, tiny_suite, find_stage):
 @pytest.mark.parametrize("where", [(commands, "execute"), (Original, "work")])
 def test_an_interruption_is_one_line_and_no_failure(where, cli, monkeypatch, tiny_suite, tmp_path):
     monkeypatch.setattr(*where, Mock(side_effect=KeyboardInterrupt))
-    done = cli("run", tiny_suite(tmp_path), "--store", tmp_path / "store", "--workers", 1)
+    done = cli("run", tiny_suite(tmp_path), "--store", tmp_path / "store")
     assert done.code == 130 and not (tmp_path / "store" / "failed").exists()
     assert done.err == "interrupted; what is complete is kept, run again to continue\n"
 

@@ -40,8 +40,7 @@ def test_a_pth_of_another_size_from_ddp_is_converted_and_unlearned(
     torch.save({"state_dict": wrapped, "epoch": 3}, tmp_path / "vit.pth")
     out = tmp_path / "converted"
     words = ("--arch", "test_vit", "--label-names", ", ".join(NAMES))
-    done = cli("apply", "--convert", tmp_path / "vit.pth", "--out", out, *words)
-    assert done.code == 0, done.err
+    done = cli.ok("apply", "--convert", tmp_path / "vit.pth", "--out", out, *words)
     assert "'module.'" in done.out and "'state_dict'" in done.out
     config = json.loads((out / "config.json").read_text())
     assert config.pop("pretrained_cfg")["input_size"] == [3, 32, 32]

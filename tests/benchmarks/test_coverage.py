@@ -242,8 +242,7 @@ def test_probed_rows_get_a_picture_of_norms(tiny_suite, tmp_path, cli):
         "gd": {"params": {"steps": 4}},
     }
     path = tiny_suite(tmp_path, suite="probed", methods=rows)
-    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
-    assert done.code == 0, done.err
+    cli.ok("run", path, "--store", tmp_path / "store")
     folder = tmp_path / "store" / "suites" / "probed"
     probed = json.loads((folder / "dynamics.json").read_text())
     assert list(probed) == ["gd_lora"]

@@ -54,8 +54,7 @@ def ran(tmp_path_factory, tiny_text_suite, cli):
     store = folder / "store"
     paths = {kind: write(tiny_text_suite, folder, kind) for kind in FOLDS}
     for path in paths.values():
-        done = cli("run", path, "--store", store, "--workers", 1, "--device", "cpu")
-        assert done.code == 0, done.err
+        cli.ok("run", path, "--store", store, "--device", "cpu")
     return paths, StageStore(store)
 
 
@@ -131,8 +130,7 @@ rows: [original, retrain, finetune]
 def test_retrain_is_trained_on_the_folds_to_come_and_no_method_is(cli, tmp_path):
     path = tmp_path / "fold-of-muse.yaml"
     path.write_text(MUSE, encoding="utf-8")
-    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
-    assert done.code == 0, done.err
+    cli.ok("run", path, "--store", tmp_path / "store")
     store = StageStore(tmp_path / "store")
     plan = make_plan(load_suite(str(path)), store)
     stages = {stage.kind: stage for stage in plan.stages()}
@@ -223,7 +221,7 @@ def test_sets_must_be_what_the_suite_says(tmp_path, tiny_text_suite, cli, kind, 
     folds = {"kind": kind, "protocols": protocols}
     rows = {"original": None, "retrain": None, "gd": None}
     path = write(tiny_text_suite, tmp_path, kind, folds=folds, methods=rows)
-    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
+    done = cli("run", path, "--store", tmp_path / "store")
     assert done.code == 2 and words in done.err and len(done.err.splitlines()) == 1
 
 
@@ -237,5 +235,4 @@ def test_folds_of_images_are_planned_the_same_way(tmp_path, tiny_suite, cli):
     store = StageStore(tmp_path / "store")
     made = models(path, store)
     assert made["gd", 2].start.key == made["gd", 1].key
-    done = cli("plan", path, "--store", store.root)
-    assert done.code == 0, done.err
+    cli.ok("plan", path, "--store", store.root)

@@ -24,7 +24,7 @@ def full(tiny_suite, cli, tmp_path_factory):
     """A suite and its store."""
     folder = tmp_path_factory.mktemp("freeing")
     path = tiny_suite(folder, methods=ROWS, defaults={"steps": 3})
-    assert cli("run", path, "--store", folder / "runs", "--workers", 1).code == 0
+    cli.ok("run", path, "--store", folder / "runs")
     return path, folder / "runs"
 
 
@@ -45,11 +45,11 @@ def test_a_finished_suite_keeps_its_records_alone(filled, cli):
     words = f"{size / 1e6:,.1f} MB of weights in {len(weights(store))} stages"
     assert words in planned.out and weights(store)
     before = cli("report", path, "--store", store).out
-    done = cli("run", path, "--store", store, "--free-weights", "--workers", 1)
+    done = cli("run", path, "--store", store, "--free-weights")
     assert done.code == 0 and f"deleting {words}" in done.out
     assert not weights(store)
     assert cli("report", path, "--store", store).out == before
-    again = cli("run", path, "--store", store, "--free-weights", "--workers", 1)
+    again = cli("run", path, "--store", store, "--free-weights")
     assert "0.0 MB of weights in 0 stages" in again.out and again.code == 0
     assert all(not problem for _, problem in StageStore(store).verify())
 
@@ -86,7 +86,7 @@ def test_a_suite_that_cannot_be_read_stops_no_plan(filled, cli):
     (store / "suites" / "lost" / "suite.yaml").write_text("suite: lost\nplugins: [gone.py]\n")
     planned = cli("plan", path, "--store", store)
     assert planned.code == 0 and "needed is not known" in " ".join(planned.out.split())
-    done = cli("run", path, "--store", store, "--free-weights", "--workers", 1)
+    done = cli("run", path, "--store", store, "--free-weights")
     assert done.code == 2 and weights(store)
 
 
@@ -111,10 +111,10 @@ def test_another_suite_of_the_store_keeps_what_it_needs(filled, tiny_suite):
 
 def test_freed_weights_come_back_when_a_row_needs_them(filled, tiny_suite, cli, caplog):
     path, root = filled
-    assert cli("run", path, "--store", root, "--free-weights", "--workers", 1).code == 0
+    cli.ok("run", path, "--store", root, "--free-weights")
     (freed,) = (json.loads(p.read_text()) for p in root.glob(f"stages/original-*/{DONE}"))
     more = tiny_suite(path.parent, methods=MORE, defaults={"steps": 3})
-    done = cli("run", more, "--store", root, "--workers", 1)
+    done = cli("run", more, "--store", root)
     assert done.code == 0 and "had its weights freed" in caplog.text
     (made,) = (json.loads(p.read_text()) for p in root.glob(f"stages/original-*/{DONE}"))
     name = "model.safetensors"

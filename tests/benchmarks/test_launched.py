@@ -81,8 +81,7 @@ def stores(suite, launch, cli, tmp_path_factory):
     """Name -> (store, what was printed): by one process, by two, and by two that split models."""
     root = tmp_path_factory.mktemp("stores")
     args = ("--device", "cpu")
-    alone = cli("run", suite, "--store", root / "one", "--workers", 1, *args)
-    assert alone.code == 0, alone.err
+    alone = cli.ok("run", suite, "--store", root / "one", *args)
     found = {"one": (root / "one", alone.out)}
     for name, env in (("two", {}), ("split", SPLIT)):
         code, out, err = launch("run", suite, "--store", root / name, *args, **env)
@@ -170,7 +169,7 @@ def longer(tiny_suite, tmp_path_factory, cli):
     rows["gd_sine"] = {"params": params}
     path = tiny_suite(folder, methods=rows, defaults={"steps": 30})
     args = ("--workers", 1, "--device", "cpu")
-    assert cli("run", path, "--store", folder / "one", *args).code == 0
+    cli.ok("run", path, "--store", folder / "one", *args)
     return path, folder / "one"
 
 

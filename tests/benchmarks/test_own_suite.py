@@ -224,6 +224,9 @@ def test_rows_selects_of_what_a_suite_extends(tmp_path):
     assert {row.label for row in load_suite(str(again)).rows} == {
         "original", "retrain", "gd", "gd_sine", "finetune",
     }  # fmt: skip
+    lone = suite_of(tmp_path, extends="cifar10-small-all", rows=["influence"])
+    (row,) = load_suite(str(lone)).rows[2:]
+    assert row.label == "influence", "a default that only others have is no misspelling"
     with pytest.raises(ConfigError, match="rows: no row 'gd_sinus'; did you mean 'gd_sine'"):
         load_suite(str(suite_of(tmp_path, extends="digits-class", rows=["gd_sinus"])))
     dropped = suite_of(
@@ -245,14 +248,20 @@ def test_the_name_of_a_built_in_suite_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["digits-class", "tofu-small", "tofu-small-seq-3", "tdec-small", "folds"]
+    ("name", "row"),
+    [
+        *((name, "gd_sine") for name in ("digits-class", "tofu-small", "tofu-small-seq-3")),
+        *((name, "gd_sine") for name in ("tdec-small", "digits-class-sweep")),
+        *(("muse-news-small", "task_vector"), ("lethevit-cifar10", "ssd")),
+        ("folds", ""),
+    ],
 )
-def test_a_varied_suite_is_remembered_as_it_was(name, tmp_path, tiny_suite):
+def test_a_varied_suite_is_remembered_as_it_was(name, row, tmp_path, tiny_suite):
     if name == "folds":
         protocols = [{"train": {"epochs": 1}}, {"scenario": {"classes": [1]}}]
         folds = {"kind": "scalability", "protocols": protocols}
         name = str(tiny_suite(tmp_path, suite="folded", folds=folds))
-    suite = load_suite(name, seeds=[71, 72], only=[] if "folded" in name else ["gd_sine"])
+    suite = load_suite(name, seeds=[71, 72], only=[row] if row else [])
     for file, text in suite_files(suite).items():
         (tmp_path / file).write_text(text)
     again = load_suite(str(tmp_path / FILE))
@@ -265,7 +274,7 @@ def test_a_varied_suite_is_remembered_as_it_was(name, tmp_path, tiny_suite):
 
 def test_a_run_under_a_name_of_its_own_is_reported_by_it(copied, cli, one_line_error):
     options = ["--only", "gd", "--store", copied.store]
-    done = cli("run", copied.paths["class"], *options, "--workers", 1)
+    done = cli("run", copied.paths["class"], *options)
     assert done.code == 0 and done.err == ""
     (folder,) = (copied.store / "suites").glob("tiny-class+*")
     shown = cli("report", folder.name, "--store", copied.store, "--format", "md")
@@ -283,7 +292,7 @@ def test_fresh_rows_are_made_again_and_others_are_not(copied, cli, one_line_erro
         return {path.parent.name: path.stat().st_mtime_ns for path in files}
 
     before = stamps()
-    run = ["run", copied.paths["class"], "--store", copied.store, "--workers", 1]
+    run = ["run", copied.paths["class"], "--store", copied.store]
     done = cli(*run, "--fresh", "gd,gd_bad")
     assert done.code == 0 and "stages of gd, gd_bad are made again" in done.out
     again = [name for name, stamp in stamps().items() if before.get(name) != stamp]
@@ -300,6 +309,6 @@ def test_a_missing_package_is_said_before_anything_is_trained(
     monkeypatch.setattr("stable_forgetting.common.methods.base.find_spec", lambda name: None)
     rows = {"original": None, "retrain": None, "gd_delora": None}
     run = ("run", tiny_suite(tmp_path, methods=rows), "--store", tmp_path / "store")
-    line = one_line_error(cli(*run, "--workers", 1))
+    line = one_line_error(cli(*run))
     assert "'gd_delora' needs peft: pip install 'stable-forgetting[peft]'" in line
     assert not list((tmp_path / "store" / "stages").glob("*-*"))

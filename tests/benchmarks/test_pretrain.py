@@ -40,8 +40,7 @@ def transferred(tiny_suite, cli, tmp_path_factory):
     root = tmp_path_factory.mktemp("transfer")
     rows = {"original": None, "retrain": None, "eu_k": {"params": {"epochs": 1, "lr": 1e-12}}}
     path = tiny_suite(root, suite="transfer", protocol=TRANSFER, methods=rows)
-    done = cli("run", path, "--store", root / "store", "--workers", 1)
-    assert done.code == 0, done.err
+    done = cli.ok("run", path, "--store", root / "store")
     return path, root / "store", done.out
 
 
@@ -91,7 +90,7 @@ def test_a_second_suite_on_the_same_pretraining_computes_it_once(tiny_suite, cli
     second = tiny_suite(suite="second", protocol=other, methods=rows, seeds=[2])
     (before,) = (store / "stages").glob("pretrain-*/done.json")
     written = before.stat().st_mtime_ns
-    assert cli("run", second, "--store", store, "--workers", 1).code == 0
+    cli.ok("run", second, "--store", store)
     assert [*(store / "stages").glob("pretrain-*/done.json")] == [before]
     assert before.stat().st_mtime_ns == written
     keys = [{s.kind: s.key for s in stages(each, store)}["pretrain"] for each in (path, second)]
@@ -121,7 +120,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
     args = ("run", path, "--stage", stage.key, "--store", tmp_path)
     kill_at_checkpoint(spawn(*args), tmp_path, stage)
     with caplog.at_level("INFO"):
-        assert cli(*args).code == 0
+        cli.ok(*args)
     assert "resumed at step" in caplog.text
     for file in ("model.safetensors", FINGERPRINTS, "scalars.jsonl"):
         (one,) = whole.glob(f"stages/pretrain-*/{file}")
@@ -165,7 +164,7 @@ def test_images_in_both_data_sets_are_refused(tiny_suite, cli, tmp_path):
             "pretrain": {"data": {**data, "folder": other}, "train": {"steps": 2}},
         }
         path = tiny_suite(suite=other, protocol=protocol)
-        args = ("--data-root", tmp_path, "--store", tmp_path / "store", "--workers", 1)
+        args = ("--data-root", tmp_path, "--store", tmp_path / "store")
         shown = cli("run", path, *args)
         codes[other] = shown.code
     assert codes == {"other": 0, "mixed": 2}
@@ -201,8 +200,7 @@ def test_a_text_pretraining_lends_tokenizer_and_weights(tiny_text_suite, cli, tm
     pretrain = {"data": notes, "train": {"steps": 3, "batch_size": 8}}
     protocol = {"train": {"steps": 1, "lr": 1e-12}, "pretrain": pretrain}
     path = tiny_text_suite(suite="notes-first", protocol=protocol)
-    done = cli("run", path, "--store", tmp_path, "--workers", 1)
-    assert done.code == 0, done.err
+    cli.ok("run", path, "--store", tmp_path)
     start = weights(tmp_path, "pretrain")
     for kind in ("original", "retrain"):
         model = weights(tmp_path, kind)
@@ -227,7 +225,7 @@ def test_passages_that_the_suite_learns_are_refused(tiny_text_suite, cli, tmp_pa
     data = {"name": "chunks", "files": {"web": "passages.jsonl"}, "max_length": 64}
     protocol = {"pretrain": {"data": data, "train": {"steps": 1, "batch_size": 4}}}
     path = tiny_text_suite(suite="copied", protocol=protocol)
-    args = ("--data-root", tmp_path, "--store", tmp_path / "store", "--workers", 1)
+    args = ("--data-root", tmp_path, "--store", tmp_path / "store")
     shown = cli("run", path, *args)
     assert shown.code == 2 and "runs of words of this suite" in shown.err.splitlines()[-1]
 
@@ -251,9 +249,6 @@ def test_a_text_pretraining_that_does_not_fit_is_one_line(
 
 
 def test_a_rehearsal_pretrains_on_stand_ins(transferred, cli, tmp_path):
-    shown = cli(
-        "run", transferred[0], "--rehearse", "--store", tmp_path, "--only", "original,retrain"
-    )
-    assert shown.code == 0, shown.out + shown.err
+    cli.ok("run", transferred[0], "--rehearse", "--store", tmp_path, "--only", "original,retrain")
     (done,) = tmp_path.rglob("pretrain-*/done.json")
     assert json.loads(done.read_text())["cost"]["steps"] == 40

@@ -109,8 +109,7 @@ def test_published_numbers_stand_beside_measured_ones(hand_made, tmp_path, cli):
     assert (published["table"], published["kind"]) == (label, "published")
     assert {row["row"] for row in published["rows"]} > foreign
     assert {finding["table"] for finding in published["findings"]} == {label}
-    shown = cli("report", tmp_path / "tiny.yaml", "--store", tmp_path / "store")
-    assert shown.code == 0
+    shown = cli.ok("report", tmp_path / "tiny.yaml", "--store", tmp_path / "store")
     measured, _, published = shown.out.partition(beside)
     assert "GD+Sine" in published and "GD+Sine" not in measured
 

@@ -57,11 +57,10 @@ def pictures(tmp_path_factory, cli):
     images.save(model, root / "model")
     folders = [word for part in PARTS for word in (f"--{part}", root / part)]
     settings = ["--set", "steps=4", "--set", "batch_size=16", "--set", "adapter.rank=4"]
-    done = cli(
+    cli.ok(
         *("apply", "--model", root / "model", "--method", "gd_sine", "--seed", 1, "--anyway"),
         *("--out", root / "out", *folders, *settings, "--device", "cpu"),
     )
-    assert done.code == 0, done.err
     return root, model
 
 
@@ -313,11 +312,10 @@ def llm(tmp_path_factory, cli):
         texts.write_rows(root / f"{part}.jsonl", rows)
     files = [word for part in PARTS for word in (f"--{part}", root / f"{part}.jsonl")]
     settings = [word for text in TEXT["params"] for word in ("--set", text)]
-    done = cli(
+    cli.ok(
         *("apply", "--model", root / "model", "--method", "gd_sine", "--seed", 1),
         *("--out", root / "out", *files, *settings, "--device", "cpu"),
     )
-    assert done.code == 0, done.err
     return root, AutoModelForCausalLM.from_pretrained(root / "model"), words
 
 

@@ -54,8 +54,7 @@ def test_the_full_suites_are_known():
     ],
 )
 def test_rows_train_their_ends_at_the_whole_schedule(suite, rows, planned, cli, tmp_path):
-    shown = cli("run", suite, "--rehearse", "--only", ",".join(rows), "--store", tmp_path)
-    assert shown.code == 0, shown.out + shown.err
+    shown = cli.ok("run", suite, "--rehearse", "--only", ",".join(rows), "--store", tmp_path)
     assert WARNING in shown.out
     table = rows_of(shown.out)
     assert all(cells[-1] == "ok" for cells in table.values() if cells[0] != "steps")
@@ -89,8 +88,7 @@ def assert_rehearses(cli, shared, built_in):
     def check(suite):
         if not is_full(built_in(suite)):
             pytest.skip("it runs here as it is")
-        shown = cli("run", suite, "--rehearse", "--store", shared)
-        assert shown.code == 0, shown.out + shown.err
+        cli.ok("run", suite, "--rehearse", "--store", shared)
 
     return check
 
@@ -115,8 +113,7 @@ class TestOtherFullSuites:
 def test_a_record_names_what_was_rehearsed_as_it_is(tiny_suite, cli, tmp_path, monkeypatch):
     rows = {"original": None, "retrain": None, "finetune": None}
     path, record = tiny_suite(suite="noted", methods=rows), tmp_path / "rehearsals.json"
-    shown = cli("run", path, "--rehearse", "--record", record, "--store", tmp_path)
-    assert shown.code == 0, shown.err
+    cli.ok("run", path, "--rehearse", "--record", record, "--store", tmp_path)
     entry = json.loads(record.read_text())["noted"]
     assert entry["rows"] == 3 and entry["cpu_seconds"] > 0
     monkeypatch.setattr(rehearsals.read_rehearsals, "__defaults__", (record,))
@@ -149,8 +146,7 @@ def test_a_row_that_fails_is_not_recorded(tiny_suite, cli, tmp_path):
 def test_suites_of_one_setting_share_their_stages(cli, tmp_path):
     for rank in ("", "-rank8"):
         suite = f"tofu-phi-1.5-forget01{rank}"
-        shown = cli("run", suite, "--rehearse", "--only", "gd,gd_sine", "--store", tmp_path)
-        assert shown.code == 0, shown.out + shown.err
+        cli.ok("run", suite, "--rehearse", "--only", "gd,gd_sine", "--store", tmp_path)
     done = [json.loads(path.read_text())["name"] for path in tmp_path.rglob("unlearn-*/done.json")]
     assert sorted(name.split("/")[0] for name in done) == ["gd", "gd_sine", "gd_sine"]
     assert len([*tmp_path.rglob("stand-ins/*/config.json")]) == 1
@@ -200,14 +196,13 @@ def test_a_rehearsed_stage_is_never_a_real_one(tmp_path):
 
 def test_a_rehearsal_that_is_kept_lies_apart(tiny_suite, cli, tmp_path):
     store = tmp_path / "store"
-    shown = cli(
+    cli.ok(
         "run",
         "--rehearse",
         tiny_suite(suite="apart", methods={"original": None, "retrain": None}),
         "--store",
         store,
     )
-    assert shown.code == 0
     assert {path.name for path in store.iterdir()} == {"rehearsals"}
     (report,) = store.rglob("LEADERBOARD.md")
     assert WARNING in report.read_text()

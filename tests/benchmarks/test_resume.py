@@ -77,7 +77,7 @@ def test_a_killed_run_ends_with_the_same_bits(
     suite, cli, spawn, tmp_path, caplog, find_stage, kill_at_checkpoint
 ):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert cli("run", suite, "--store", whole, "--workers", 1).code == 0
+    cli.ok("run", suite, "--store", whole)
 
     # in a worker process: all of Original and Retrain, and half of the unlearning
     args = ("run", suite, "--store", broken)
@@ -89,7 +89,7 @@ def test_a_killed_run_ends_with_the_same_bits(
 
     # the rest in this process
     with caplog.at_level("INFO"):
-        done = cli(*args, "--workers", 1)
+        done = cli(*args)
     assert done.code == 0 and done.err == "", done.err
     resumed = re.search(r"resumed at step (\d+) from .*unlearn-", caplog.text)
     assert resumed and 0 < int(resumed.group(1)) < STEPS and int(resumed.group(1)) % EVERY == 0
@@ -113,8 +113,7 @@ def test_a_checkpoint_that_cannot_be_used_starts_the_stage_again(
             save_file({"x": np.zeros(1)}, checkpoint, metadata={"identity": "other"})
         else:
             checkpoint.write_bytes(content)
-        done = cli("run", suite, "--stage", stage.key, "--store", tmp_path)
-        assert done.code == 0
+        cli.ok("run", suite, "--stage", stage.key, "--store", tmp_path)
         assert words in caplog.messages[-1] and "starts again" in caplog.messages[-1]
         assert not checkpoint.parent.exists()
         folder = StageStore(tmp_path).folder("original", stage.key)
@@ -143,7 +142,7 @@ def test_a_parent_killed_at_once_leaves_no_worker(suite, spawn, tmp_path, delay)
 def test_side_by_side_runs_share_the_stages(suite, cli, spawn, tmp_path):
     """Two runs on one store: every stage is worked on once, and no log row is written twice."""
     whole, shared = tmp_path / "whole", tmp_path / "shared"
-    assert cli("run", suite, "--store", whole, "--workers", 1).code == 0
+    cli.ok("run", suite, "--store", whole)
     runs = [spawn("run", suite, "--store", shared, "--workers", 1) for _ in range(2)]
     for process in runs:
         _, error = process.communicate(timeout=300)

@@ -161,9 +161,8 @@ def test_two_retrains_differ_and_share_their_split(results):
 
 def test_same_seed_same_bits_in_another_store(filled, results, cli, tmp_path):
     rows, store = ["finetune", "random_label", "gd_sine", "gd_ball"], tmp_path / "another"
-    run = ("run", filled.paths["class"], "--store", store, "--workers", 1)
-    done = cli(*run, "--only", ",".join(rows))
-    assert done.code == 0, done.err
+    run = ("run", filled.paths["class"], "--store", store)
+    cli.ok(*run, "--only", ",".join(rows))
     suite = load_suite(str(filled.paths["class"]), only=rows)
     there, checked = StageStore(store), 0
     for result in make_plan(suite, there).results:
@@ -185,7 +184,7 @@ def test_a_second_run_executes_nothing(copied, cli, monkeypatch):
     monkeypatch.setattr(schedule, "run_stage", never)
     before = {p: p.stat().st_mtime_ns for p in (copied.store / "stages").rglob("*")}
     done = cli(
-        "run", copied.paths["class"], "--store", copied.store, "--workers", 1,
+        "run", copied.paths["class"], "--store", copied.store,
         "--threads", 2, "--device", "cpu",
     )  # fmt: skip
     assert done.code == 0 and "Traceback" not in done.err
@@ -258,7 +257,7 @@ def test_a_weak_original_ends_a_run_before_any_retrain_is_trained(
 ):
     rows = {"original": None, "retrain": None, "gd": None}
     path = tiny_suite(tmp_path, suite="weak", methods=rows, defaults={"steps": 2})
-    given = ("run", path, "--store", tmp_path / "store", "--workers", 1)
+    given = ("run", path, "--store", tmp_path / "store")
     gate = "protocol.minimum_train_accuracy=99.5"
     line = one_line_error(cli(*given, "--set", gate))
     assert "minimum_train_accuracy 99.5" in line and "original/seed-1" in line
@@ -269,7 +268,7 @@ def test_a_weak_original_ends_a_run_before_any_retrain_is_trained(
     nothing_half(tmp_path / "store")
     assert before == sorted(each.name for each in (tmp_path / "store/stages").iterdir())
     assert cli(*given, "--only", "original", "--set", gate).code == 0, "nothing is unlearned"
-    assert cli(*given).code == 0
+    cli.ok(*given)
 
 
 def test_a_failing_row_leaves_the_others_alone(copied, cli, tmp_path, tiny_suite, nothing_half):
@@ -278,7 +277,7 @@ def test_a_failing_row_leaves_the_others_alone(copied, cli, tmp_path, tiny_suite
     boom = {"without": ["steps"]}
     rows = {"original": None, "retrain": None, "boom": boom, "gd_lora": {"params": {"lr": 1e-3}}}
     path = tiny_suite(tmp_path, suite="failing", methods=rows, defaults={"steps": 3})
-    args = ("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
+    args = ("run", path, "--store", copied.store, "--plugin", plugin)
     done = cli(*args)
     assert done.code == 1
     assert done.err.splitlines() == ["failed: boom/seed-1: ZeroDivisionError: boom"]
@@ -310,7 +309,7 @@ def test_what_a_method_returns_is_checked(copied, cli, tmp_path, tiny_suite, bod
     path = tiny_suite(
         tmp_path, suite="odd", methods={"original": None, "retrain": None, "boom": None}
     )
-    done = cli("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
+    done = cli("run", path, "--store", copied.store, "--plugin", plugin)
     assert done.code == 1 and words in done.err and "Traceback" not in done.err
     assert not [folder for folder in (copied.store / "stages").glob("*") if folder.name[0] == "."]
     assert "Incomplete: 1 records are missing." in done.out
@@ -328,7 +327,7 @@ def test_tuning_end_to_end_survives_a_failing_row(copied, cli, tmp_path, tiny_su
         defaults={"steps": 4},
         tune={"seeds": [0], "trials": 2, "grids": grids},
     )
-    done = cli("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
+    done = cli("run", path, "--store", copied.store, "--plugin", plugin)
     assert done.code == 1 and len(done.err.splitlines()) == 2, "both trials of one row failed"
     report = json.loads((copied.store / "suites/tuned/leaderboard.json").read_text())
     gd = next(row for row in report["rows"] if "gd" in row.values())
@@ -381,7 +380,7 @@ def shapes_suite(tmp_path, tiny_suite):
 
 def test_a_finished_table_says_that_its_images_changed(tmp_path, cli, tiny_suite, caplog):
     path, root = shapes_suite(tmp_path, tiny_suite), image_folder(tmp_path / "data", 0)
-    args = ("run", path, "--store", tmp_path / "store", "--workers", 1, "--data-root", root)
+    args = ("run", path, "--store", tmp_path / "store", "--data-root", root)
     for _ in range(2):
         assert cli(*args).code == 0 and "changed since its first run" not in caplog.text
     shutil.copy(root / "shapes/class0/0.png", root / "shapes/class0/again.png")
@@ -392,7 +391,7 @@ def test_changed_data_is_one_clear_error(tmp_path, cli, tiny_suite, one_line_err
     path = shapes_suite(tmp_path, tiny_suite)
     store = tmp_path / "store"
     old, new = (image_folder(tmp_path / name, seed) for seed, name in enumerate(("old", "new")))
-    args = ("run", path, "--store", store, "--workers", 1, "--data-root")
+    args = ("run", path, "--store", store, "--data-root")
     one_line_error(cli(*args, tmp_path / "old" / "shapes"))
     assert not (store / "suites").exists()  # a refused run remembers nothing
     first = cli(*args, old, "--only", "original")
@@ -409,7 +408,7 @@ def test_changed_data_is_one_clear_error(tmp_path, cli, tiny_suite, one_line_err
     assert "original/seed-1 was trained on" in line
     shutil.rmtree(next((store / "stages").glob("split-*")))
     # a new seed is whole in itself, but does not belong into one table with the old one
-    assert cli(*args, old).code == 0
+    cli.ok(*args, old)
     line = one_line_error(cli(*args, new, "--seeds", "1,2"))
     assert "the data changed between runs" in line
     nothing_half(store)

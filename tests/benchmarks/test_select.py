@@ -217,8 +217,7 @@ def test_a_run_trains_no_retrain_of_the_tuning_seed_and_its_report_says_the_rule
 ):
     store = tmp_path / "store"
     path = tiny_suite(tmp_path, methods=ROWS, tune=TUNE, defaults={"steps": 2})
-    done = cli("run", path, "--store", store, "--workers", 1, "--set", WITHOUT)
-    assert done.code == 0, done.err
+    done = cli.ok("run", path, "--store", store, "--set", WITHOUT)
     suite = load_suite(str(path), [WITHOUT])
     seeds = {
         s.spec.seed for s in make_plan(suite, StageStore(store)).stages() if s.kind == "retrain"
@@ -237,8 +236,7 @@ def test_a_run_trains_no_retrain_of_the_tuning_seed_and_its_report_says_the_rule
 def test_original_is_asked_about_held_out_text_of_the_tuning_seed(cli, tmp_path):
     path, store = tmp_path / "two-sets.yaml", tmp_path / "store"
     path.write_text(MUSE)
-    done = cli("run", path, "--store", store, "--workers", 1, "--set", WITHOUT)
-    assert done.code == 0, done.err
+    done = cli.ok("run", path, "--store", store, "--set", WITHOUT)
     assert "Original with privleak_holdout in the place of forget" in one_line(done.out)
     stages = StageStore(store)
     plan = make_plan(load_suite(str(path), [WITHOUT]), stages)

@@ -72,8 +72,7 @@ def test_every_row_goes_on_from_its_own_model(sequence, tmp_path):
 
 def test_a_sequence_runs_as_one_command(sequence, tmp_path, cli):
     root = tmp_path / "store"
-    done = cli("run", sequence, "--store", root, "--workers", 1, "--device", "cpu")
-    assert done.code == 0, done.err
+    cli.ok("run", sequence, "--store", root, "--device", "cpu")
     store = StageStore(root)
     stage = stages_of(sequence, store)["gd_lora"]
     split = ForgetSplit.load(
@@ -101,7 +100,7 @@ def test_a_request_after_a_diverged_one_has_diverged(first, second, tmp_path, cl
     rows = {"original": None, "retrain": None, "bad": {"method": "gd", "params": {"lr": 1e9}}}
     first(rows)
     path = second(methods=rows)
-    assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
+    cli.ok("run", path, "--store", tmp_path / "store")
     store = StageStore(tmp_path / "store")
     stage = stages_of(path, store)["bad"]
     record = read_record(store, stage)
@@ -159,8 +158,7 @@ def text_suite(write, folder, request, **over):
 def test_requests_on_text_report_what_was_used_unused_and_earlier(tmp_path, cli, tiny_text_suite):
     text_suite(tiny_text_suite, tmp_path, 1)
     path = text_suite(tiny_text_suite, tmp_path, 2, after="text-1.yaml")
-    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
-    assert done.code == 0, done.err
+    cli.ok("run", path, "--store", tmp_path / "store")
     store = StageStore(tmp_path / "store")
     stages = stages_of(path, store)
     model = stages["gd_sine"].parents["model"]

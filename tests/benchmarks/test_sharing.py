@@ -265,8 +265,7 @@ def test_a_bundle_verifies_from_its_scores(scored, cli, tmp_path):
     assert verification.different == () and verification.cells > 500
     assert to_json(verification.board)["rows"] == to_json(scored.board)["rows"]
     packed = tmp_path / "b.zip"
-    made = cli("submit", scored.path, "--store", scored.store.root, "--out", packed)
-    assert made.code == 0, made.err
+    cli.ok("submit", scored.path, "--store", scored.store.root, "--out", packed)
     shown = cli("verify", packed)
     assert shown.code == 0 and "0 differ" in shown.out
     names = {path.relative_to(scored.bundle).as_posix() for path in scored.bundle.rglob("*.*")}
@@ -406,7 +405,7 @@ def nothing_shipped(monkeypatch):
 @pytest.mark.usefixtures("nothing_shipped")
 def test_the_site_has_the_suites_of_a_store(copied, cli, tmp_path, one_line_error):
     out = tmp_path / "site"
-    assert cli("site", "--out", out, "--store", copied.store).code == 0
+    cli.ok("site", "--out", out, "--store", copied.store)
     own = [path for path in out.glob("run-*.html") if "gd_sine" in path.read_text()]
     assert own and all(path.name in (out / "index.html").read_text() for path in own)
     for path in own:  # what it says can be taken away
@@ -451,7 +450,7 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     bundles = tmp_path / "bundles"
     shutil.copytree(scored.bundle, bundles / "theirs")
     site = tmp_path / "site"
-    assert cli("site", "--out", site, "--submissions", bundles).code == 0
+    cli.ok("site", "--out", site, "--submissions", bundles)
     pages = {path.name: path.read_text() for path in site.glob("*.html")}
     shipped = {f"{path.parent.name}.html" for path in RESULTS.glob("*/LEADERBOARD.md")}
     maps = {f"map-{path.parent.name}.html" for path in RESULTS.glob("maps/*/MAP.md")}
@@ -483,7 +482,7 @@ def test_bundles_that_would_have_one_page_are_refused(scored, cli, one_line_erro
     for name in ("team.1", "team.2"):
         shutil.copytree(scored.bundle, bundles / name)
     for _ in range(2):  # it may be made again
-        assert cli("site", "--out", out, "--submissions", bundles).code == 0
+        cli.ok("site", "--out", out, "--submissions", bundles)
     assert {"submitted-team.1.html", "submitted-team.2.html"} <= {p.name for p in out.iterdir()}
     (bundles / "team.1").rename(bundles / "team 2")
     (bundles / "team.2").rename(bundles / "team-2")

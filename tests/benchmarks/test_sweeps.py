@@ -471,8 +471,7 @@ def test_rows_of_another_suite_run_on_a_grid(tmp_path):
 
 def test_a_tiny_sweep_end_to_end(tiny_sweep, cli, tmp_path, nothing_half):
     path, store = tiny_sweep(), tmp_path / "store"
-    done = cli("run", path, "--store", store, "--workers", 1)
-    assert done.code == 0, done.err
+    cli.ok("run", path, "--store", store)
     nothing_half(store)
     folder = store / "suites" / "tiny-sweep"
     rows = [json.loads(text) for text in (folder / "cells.jsonl").read_text().splitlines()]
@@ -502,10 +501,9 @@ def test_a_tiny_sweep_end_to_end(tiny_sweep, cli, tmp_path, nothing_half):
     for file in lost.iterdir():
         file.unlink()
     lost.rmdir()
-    report = cli("report", path, "--store", store)
-    assert report.code == 0
+    report = cli.ok("report", path, "--store", store)
     assert "Incomplete; missing blocks of the grid: 1." in report.out
-    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    cli.ok("run", path, "--store", store)
     after = {path: path.stat().st_mtime_ns for path in sorted((store / "stages").glob("map-*"))}
     assert {p for p in after if after[p] != before[p]} == {lost}
     assert rows == [json.loads(t) for t in (folder / "cells.jsonl").read_text().splitlines()]
@@ -530,8 +528,7 @@ def test_the_audits_are_of_the_best_cell_trained_anew(tiny_sweep, cli, tmp_path,
         "Then the attacks on every row's best cell and of Retrain: relearn."
         in cli("plan", path).out
     )
-    done = cli("run", path, "--store", store, "--workers", 1)
-    assert done.code == 0, done.err
+    done = cli.ok("run", path, "--store", store)
     board = json.loads((store / "suites" / "tiny-sweep" / "leaderboard.json").read_text())
     rows = board["audits"]["relearn"]["rows"]
     assert set(rows) == {"retrain", FLOOR, "original", "gd_ball", "gd_lora"}
@@ -557,7 +554,7 @@ def test_the_audits_are_of_the_best_cell_trained_anew(tiny_sweep, cli, tmp_path,
     # nothing is done again; without an accepted cell there is nothing to probe
     before = sorted((store / "stages").iterdir())
     assert cli("report", path, "--store", store).out.count("AIN") == done.out.count("AIN")
-    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    cli.ok("run", path, "--store", store)
     monkeypatch.setattr("stable_forgetting.benchmarks.pipeline.cells.TOLERANCE", -200.0)
     none = tiny_sweep({**top, "suite": "none"}, **over, rule={"ra": 0, "ta": 0, "fa": 0})
     refused = cli("report", none, "--store", store)
@@ -673,8 +670,7 @@ def test_a_text_suite_has_a_sweep_of_its_own_metrics(tiny_text_suite, cli, tmp_p
     defaults = {"batch_size": 4, "average": "tokens"}
     path = text_sweep(tmp_path, suite="text-sweep", defaults=defaults)
     store = tmp_path / "store"
-    done = cli("run", path, "--store", store, "--workers", 1)
-    assert done.code == 0, done.err
+    cli.ok("run", path, "--store", store)
     folder = store / "suites" / "text-sweep"
     rows = [json.loads(text) for text in (folder / "cells.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all(0 < row["forget_prob"] < 100 for row in rows)
@@ -718,8 +714,7 @@ def test_weights_in_bfloat16_are_swept_one_config_at_a_time(tiny_text_suite, cli
     head = {"gd_lora": {"params": {"adapter": {"train_head": True}}}}
     low = {"model": {"dtype": "bfloat16"}}
     path, store = text_sweep(tmp_path, suite="m", methods=head, protocol=low), tmp_path / "store"
-    done = cli("run", path, "--store", store, "--workers", 1)
-    assert done.code == 0, done.err
+    cli.ok("run", path, "--store", store)
     lines = (store / "suites" / "m" / "cells.jsonl").read_text().splitlines()
     still, moved, *head = (json.loads(text) for text in lines)
     assert [row["nonfinite"] for row in head] == [False, False]  # the embedding is float32 there

@@ -43,8 +43,7 @@ def test_training_data_that_are_assumed_are_called_so(published, cli, tmp_path):
     path, folder, _ = published
     claim(folder, None)
     store = tmp_path / "store"
-    done = cli("run", path, "--store", store, "--workers", 1)
-    assert done.code == 0, done.err
+    cli.ok("run", path, "--store", store)
     results = make_plan(load_suite(str(path)), StageStore(store)).results
     for result in results:
         record_path = StageStore(store).folder("measure", result.stage.key) / "record.json"
@@ -59,8 +58,8 @@ def test_published_weights_are_not_copied(published, cli, tmp_path, monkeypatch)
     path, folder, _ = published
     claim(folder, None)
     store, weights = tmp_path / "store", folder / "model.safetensors"
-    run = ("run", path, "--store", store, "--workers", 1)
-    assert cli(*run, "--only", "original,retrain").code == 0
+    run = ("run", path, "--store", store)
+    cli.ok(*run, "--only", "original,retrain")
     stored = {file.parent.name.partition("-")[0] for file in store.rglob("model.safetensors")}
     assert stored == {"retrain"}
     content = weights.read_bytes()
@@ -70,7 +69,7 @@ def test_published_weights_are_not_copied(published, cli, tmp_path, monkeypatch)
     line = done.err.splitlines()[-1]
     assert done.code == 2 and "published weights are no longer those of original/seed-1" in line
     weights.write_bytes(content)
-    assert cli(*run).code == 0
+    cli.ok(*run)
     stored = {file.parent.name.partition("-")[0] for file in store.rglob("model.safetensors")}
     assert stored == {"retrain", "unlearn"}
 
@@ -79,9 +78,9 @@ def test_a_claim_counts_where_it_is_right(published, cli, tmp_path):
     path, folder, digest = published
     claim(folder, digest)
     store = tmp_path / "store"
-    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    cli.ok("run", path, "--store", store)
     assert "without a statement" not in cli("report", path, "--store", store).out
     claim(folder, "0" * 64)
-    done = cli("run", path, "--store", tmp_path / "other", "--workers", 1)
+    done = cli("run", path, "--store", tmp_path / "other")
     line = done.err.splitlines()[-1]  # after the bar of the weights
     assert done.code == 2 and line.startswith("error: model.original") and "other training" in line

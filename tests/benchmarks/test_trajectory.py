@@ -25,8 +25,7 @@ ROWS = {
 
 def test_rows_that_evaluate_in_training_get_a_trajectory(caplog, tiny_suite, tmp_path, cli):
     path = tiny_suite(tmp_path, suite="watched", methods=ROWS, columns=["fa", "ra"])
-    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
-    assert done.code == 0, done.err
+    done = cli.ok("run", path, "--store", tmp_path / "store")
     folder = tmp_path / "store" / "suites" / "watched"
     found = json.loads((folder / "trajectory.json").read_text())
     assert list(found) == ["gd"] and list(found["gd"]["1"]) == ["2", "4", "5"]
@@ -53,7 +52,7 @@ def test_rows_that_evaluate_in_training_get_a_trajectory(caplog, tiny_suite, tmp
     log = next(path for path in logs if b"evaluation" in path.read_bytes())
     whole = log.read_bytes()
     log.write_bytes(whole.replace(b"evaluation/fa", b"evaluation/fb"))
-    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
+    done = cli("run", path, "--store", tmp_path / "store")
     assert done.code == 0 and "scalars.jsonl: is not what was written" in caplog.text
     assert log.read_bytes() == whole
     assert json.loads((folder / "trajectory.json").read_text()) == found
@@ -119,7 +118,7 @@ def stopping(tiny_suite, tmp_path, cli):
     def run(**params):
         rows = {"original": None, "retrain": None, "gd": {"params": params}}
         path = tiny_suite(tmp_path, suite="stopped", methods=rows, columns=["fa"])
-        assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
+        cli.ok("run", path, "--store", tmp_path / "store")
         lines = (tmp_path / "store/suites/stopped/records.jsonl").read_text().splitlines()
         return {record["row"]: record for record in map(json.loads, lines)}
 
@@ -147,7 +146,7 @@ def test_watching_does_not_move_the_result(tiny_suite, tmp_path, cli):
     for every in (0, 2):
         row = {"method": "gd_lora", "params": {"evaluate_every": every, "steps": 4}}
         path = tiny_suite(tmp_path, suite=f"s{every}", methods={**ROWS, "gd": row})
-        assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
+        cli.ok("run", path, "--store", tmp_path / "store")
         text = (tmp_path / "store" / "suites" / f"s{every}" / "leaderboard.json").read_text()
         gd = next(row for row in json.loads(text)["rows"] if row["row"] == "gd")
         values.append({name: entry["mean"] for name, entry in gd["metrics"].items()})

@@ -401,8 +401,8 @@ def test_a_killed_tpe_sweep_goes_on_to_the_same_bits(cli, tiny_suite, tmp_path, 
     tune = {"seeds": [0], "trials": 5, "sampler": "tpe", "round": 2, "spaces": space}
     path = tiny_suite(tmp_path, methods=SMALL, defaults={"steps": 2}, tune=tune)
     suite, whole, cut = load_suite(str(path)), tmp_path / "whole", tmp_path / "cut"
-    args = ("run", path, "--workers", 1, "--store")
-    assert cli(*args, whole).code == 0
+    args = ("run", path, "--store")
+    cli.ok(*args, whole)
     shutil.copytree(whole, cut)
     for stage in make_plan(suite, StageStore(whole)).stages():
         if stage.name.startswith("gd/"):
@@ -419,7 +419,7 @@ def test_a_killed_tpe_sweep_goes_on_to_the_same_bits(cli, tiny_suite, tmp_path, 
         assert cli(*args, cut).code == 130
     left = make_plan(suite, StageStore(cut))
     assert (len(left.draws["gd"]), left.undrawn) == (4, 1), "in the middle of the second round"
-    assert cli(*args, cut).code == 0
+    cli.ok(*args, cut)
     assert records_of(suite, StageStore(cut)) == records_of(suite, StageStore(whole))
 
 
@@ -477,8 +477,7 @@ def test_an_attack_decides_among_trials_that_are_near_enough(
         protocol={"scenario": {"kind": "class", "num_classes": 2}},
         tune={**tune, "grids": grid},
     )
-    done = cli("run", path, "--store", store, "--workers", 1)
-    assert done.code == 0, done.err
+    done = cli.ok("run", path, "--store", store)
     assert "and by prune among those within" in done.out
     report = (store / "suites/tuned/LEADERBOARD.md").read_text()
     words = "on seed 9, chosen by the smallest AG4 there, and by prune among those within 1.5 times"

@@ -39,7 +39,7 @@ def finished(copied, cli, monkeypatch):
         def run(self, *refused):
             for cls, name in refused:
                 monkeypatch.setattr(cls, name, refuse)
-            return cli("run", self.path, "--store", self.store.root, "--workers", 1)
+            return cli("run", self.path, "--store", self.store.root)
 
     return Finished()
 

@@ -59,7 +59,7 @@ def test_commands_print_whole_tables_at_any_width(args, cli, tmp_path, monkeypat
     shown: list[Section] = []
     monkeypatch.setattr(terminal, "_show", lambda _, section: shown.append(section))
     stored = args[0] in ("plan", "report", "attack", "show")
-    assert cli(*args, *(["--store", tmp_path] if stored else [])).code == 0
+    cli.ok(*args, *(["--store", tmp_path] if stored else []))
     monkeypatch.undo()
     assert any(isinstance(section.content, Table) for section in shown)
     for width in WIDTHS:
