@@ -146,8 +146,10 @@ def register_all(plugins: list[str] | None) -> None:
 
 
 def no_records(name: str, store: Path, called: str) -> str:
-    """What a store lacks of a suite, and the command that makes it."""
-    return f"no records of {name} in {store}; run: {run_command(called, store)}"
+    """What a store lacks of a suite, what it has of changed ones, and the command that makes it."""
+    changed = sorted(path.parent.name for path in store.glob(f"suites/{name}+*/records.jsonl"))
+    others = f" (but of {', '.join(changed)})" if changed else ""
+    return f"no records of {name} in {store}{others}; run: {run_command(called, store)}"
 
 
 def run_command(called: str, store: Path) -> str:

@@ -51,6 +51,10 @@ def test_reports_are_shown_where_the_store_is_empty(tmp_path, cli, one_line_erro
     for command in (["report", "digits-class", "--seeds", 7], ["attack", "authors"]):
         assert "no records of " in one_line_error(cli(*command, *store))
     assert not (tmp_path / "none").exists()
+    changed = tmp_path / "none/suites/authors+1a2b3c/records.jsonl"
+    changed.parent.mkdir(parents=True)
+    changed.touch()
+    assert "(but of authors+1a2b3c); run" in one_line_error(cli("attack", "authors", *store))
 
 
 @pytest.mark.parametrize(
