@@ -280,10 +280,9 @@ class Run:
     def _verdict(self, statement: Mapping[str, Any]) -> dict[str, str]:
         """Towards the goal; without one, of some images as well as unseen ones, else 0."""
         before, key, goal = statement["before"], self.benchmark.yardstick, self.application.goal
-        if goal is None and self.benchmark.scenario == "random":
-            goal = before.get("test", {}).get(key)
-        elif goal is None:
-            goal = 0.0
+        if goal is None:
+            unseen = before.get("test", {}).get(key)
+            goal = unseen if self.benchmark.scenario == "random" else 0.0
         return verdict(before, statement["after"], key, goal)
 
     def _earlier(self) -> tuple[list[dict[str, Any]], str]:

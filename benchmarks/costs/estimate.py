@@ -19,9 +19,8 @@ The model, after Kaplan et al. (arXiv 2001.08361) and Korthikanti et al. (arXiv 
   in main memory, and recomputes nothing; a row holds the more of that and of its training;
 - greedy decoding reads all weights once per step.
 
-Epochs of no named part are passes over all that a method reads, one batch a step: within a tenth
-for random labels, SalUn, SCRUB and LetheViT, too much for Bad Teacher, half the work of NegGrad+
-and SFR-on.
+Epochs of no named part are passes over all that a method reads, one batch a step: too many for Bad
+Teacher, half the work of NegGrad+ and SFR-on.
 
 What is not in it: frozen copies of a model (KL, NPO, DPO, distillation), passes of methods without
 steps, probes, pretrainings on texts, data, compilation, and cards in parallel.
