@@ -281,8 +281,8 @@ class Run:
         """Towards the goal; without one, of some images as well as unseen ones, else 0."""
         before, key, goal = statement["before"], self.benchmark.yardstick, self.application.goal
         if goal is None:
-            unseen = self.benchmark.scenario == "random" and "test" in before
-            goal = before["test"][key] if unseen else 0.0
+            unseen = before.get("test", {}).get(key)
+            goal = unseen if self.benchmark.scenario == "random" else 0.0
         return verdict(before, statement["after"], key, goal)
 
     def _earlier(self) -> tuple[list[dict[str, Any]], str]:

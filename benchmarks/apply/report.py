@@ -274,7 +274,7 @@ LEAST = 1.0
 
 
 def verdict(
-    before: Mapping[str, Any], after: Mapping[str, Any], key: str, goal: float
+    before: Mapping[str, Any], after: Mapping[str, Any], key: str, goal: float | None
 ) -> dict[str, str]:
     """The ``word`` and the whole ``line``.
 
@@ -284,10 +284,11 @@ def verdict(
         before: What was measured of the given model: part -> measure -> percent.
         after: Of the new one.
         key: The measure that is read as "it has forgotten".
-        goal: What it should come to on forget data, in percent.
+        goal: What it should come to on forget data, in percent; None where nobody has said it.
     """
     was, now = before["forget"][key], after["forget"][key]
-    way = was - goal
+    aim = "unknown; give it, or unseen samples as test" if goal is None else f"{goal:.4g} %"
+    way = 0.0 if goal is None else was - goal
     if way < LEAST:
         word = "cannot tell"
     elif was - now < HARDLY * way:
@@ -297,7 +298,7 @@ def verdict(
     kept, numbers = _kept(before, after, key)
     line = (
         f"{word.capitalize()}{', ' if kept else ''}{kept}: {key} on forget data "
-        f"{was:.1f} -> {now:.1f} % (goal {goal:g} %){numbers}. Forgotten means {100 * MOSTLY:g} % "
+        f"{was:.1f} -> {now:.1f} % (goal {aim}){numbers}. Forgotten means {100 * MOSTLY:g} % "
         f"of the way to the goal, hardly changed less than {100 * HARDLY:g} %. Nobody can tell "
         f"where the given model was less than {LEAST:g} point above the goal. Retained data is "
         f"damaged if it loses more than {DAMAGE:g} points."

@@ -95,8 +95,8 @@ class Order:
     goal: Annotated[
         float | None,
         typer.Option(
-            help="For a choice: what accuracy (images) or probability (text) on forget data should "
-            "come to, in percent. 0 for whole classes and texts.",
+            help="What accuracy (images) or probability (text) on forget data should come to, in "
+            "percent. 0 for whole classes and texts.",
             min=0,
             max=100,
         ),

@@ -160,8 +160,10 @@ def register_all(plugins: list[str] | None) -> None:
 
 
 def no_records(name: str, store: Path, command: str) -> str:
-    """What a store lacks of a suite, and the command that makes it."""
-    return f"no records of {name} in {store}; run: {command}"
+    """What a store lacks of a suite, what it has of changed ones, and the command that makes it."""
+    changed = sorted(path.parent.name for path in store.glob(f"suites/{name}+*/records.jsonl"))
+    others = f" (but of {', '.join(changed)})" if changed else ""
+    return f"no records of {name} in {store}{others}; run: {command}"
 
 
 def print_error(text: str) -> None:

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -259,8 +259,14 @@ def show_resolved(name: str) -> None:
     show_words(f"{suite.name}: what all rows share", ["setting", "value"], protocol_table(suite))
     lines = [*pretraining_table(suite), *resolved_table(suite)]
     cells = [[line[head] for head in HEADS] for line in lines]
-    show_words(f"{suite.name}: what each row runs", [*HEADS], cells)
-    show_words(f"{suite.name}: and further", [*MORE], further_table(suite))
+    _show_filled(f"{suite.name}: what each row runs", HEADS, cells)
+    _show_filled(f"{suite.name}: and further", MORE, further_table(suite))
+
+
+def _show_filled(title: str, heads: Sequence[str], rows: list[list[str]]) -> None:
+    """Prints a table of words without the columns that no row fills."""
+    kept = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    show_words(title, [heads[k] for k in kept], [[row[k] for k in kept] for row in rows])
 
 
 def show_published(name: str) -> None:

@@ -19,6 +19,9 @@ The model, after Kaplan et al. (arXiv 2001.08361) and Korthikanti et al. (arXiv 
   in main memory, and recomputes nothing; a row holds the more of that and of its training;
 - greedy decoding reads all weights once per step.
 
+Epochs of no named part are passes over all that a method reads, one batch a step: too many for Bad
+Teacher, half the work of NegGrad+ and SFR-on.
+
 What is not in it: frozen copies of a model (KL, NPO, DPO, distillation), passes of methods without
 steps, probes, pretrainings on texts, data, compilation, and cards in parallel.
 """
@@ -162,12 +165,13 @@ def _line(label: str, config: Any, work: Workload, parts: Mapping[str, int], run
     fit, steps, positions, evaluations = None, None, 0, 1
     if isinstance(config, FitConfig):
         fit = FitConfig.of(config)
+        passed = {"all": sum(parts.values())} if fit.epochs and not fit.epochs_of else parts
         loaders: Any = {
             name: SimpleNamespace(samples=n, batches_per_epoch=-(-n // fit.micro_batch))
-            for name, n in parts.items()
+            for name, n in passed.items()
         }
         steps = total_steps(fit, loaders)
-        positions = fit.batch_size * work.positions * len(parts)
+        positions = fit.batch_size * work.positions * len(loaders)
         if every := evaluation_steps(fit, loaders)[0]:
             evaluations += -(-steps // every)  # and after the last step
     layers = _adapted(config, work)

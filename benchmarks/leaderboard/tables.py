@@ -158,7 +158,8 @@ def narrow_table(board: Leaderboard) -> Table:
         cells = [_narrow_value_cell(row, name, board.specs[name].digits) for name in names]
         rows.append([_name(row), *cells, _narrow_ag_cell(row, diverged=diverged)])
     lost = "; it ends in ✗n where n of the row's seeds diverged, which are in no mean"
-    ag = Column(f"{board.rule.title} ↓", doc=DISTANCE + lost * diverged)
+    means = "; narrow terminals get means alone, and the report's files the spreads"
+    ag = Column(f"{board.rule.title} ↓", doc=DISTANCE + means + lost * diverged)
     return table(["method", *_metric_heads(board, names), ag], rows, marks=reference_marks(board))
 
 

@@ -58,9 +58,10 @@ def require_learnt(original: Stage, done: Mapping[str, Any], minimum: float) -> 
     if done["status"] != "ok":
         raise GateError(f"{original.name}: Original diverged; change protocol.train")
     if done["train_accuracy"] < minimum:
+        reached = int(10 * done["train_accuracy"]) / 10  # rounded up it may be the minimum
         raise GateError(
-            f"{original.name}: Original reaches {done['train_accuracy']:.1f} % on its own training "
-            f"data, below minimum_train_accuracy {minimum:g}; train it longer or lower the gate"
+            f"{original.name}: Original reaches {reached} % on its own training data, below "
+            f"minimum_train_accuracy {minimum:g}; train it longer or lower the gate"
         )
 
 

@@ -58,7 +58,7 @@ def protocol_table(suite: ResolvedSuite) -> list[list[str]]:
 def further_table(suite: ResolvedSuite) -> list[list[str]]:
     """What decides a row's numbers beside :func:`resolved_table`, by :data:`MORE`.
 
-    The first line has what all rows but Original and Retrain say alike.
+    The first line has what all rows but Original and Retrain say alike, if they do.
     """
     length, lines, trained = _longest(suite), [], []
     for row in suite.rows:
@@ -71,7 +71,7 @@ def further_table(suite: ResolvedSuite) -> list[list[str]]:
         lines.append((row.label, tokens, settings))
     common = set.intersection(*trained) if len(trained) > 1 else set()
     own = [[label, tokens, ", ".join(sorted(each - common))] for label, tokens, each in lines]
-    return [["all trained rows", "", ", ".join(sorted(common))], *own]
+    return [["all trained rows", "", ", ".join(sorted(common))], *own] if common else own
 
 
 def _longest(suite: ResolvedSuite) -> int | None:

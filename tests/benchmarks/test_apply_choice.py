@@ -194,6 +194,7 @@ def judged(was, now, kept=None, goal=0.0):
         (99.0, 81.0, 90.0, 80.0, "Forgotten, retained kept: "),
         (40.0, 10.0, 90.0, 50.0, "Cannot tell, retained kept: "),
         (0.4, 0.0, None, 0.0, "Cannot tell: "),
+        (99.0, 2.0, 90.0, None, "Cannot tell, retained kept: accuracy on forget data 99.0 -> 2.0"),
     ],
 )
 def test_the_verdict_goes_by_the_way_to_the_goal(was, now, kept, goal, head):

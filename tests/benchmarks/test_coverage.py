@@ -122,6 +122,17 @@ def test_an_estimate_by_hand(monkeypatch):
     assert again["gd"].hours > 1.8 * gd.hours
 
 
+def test_epochs_of_both_sets_are_not_passes_over_the_small_one():
+    """4,500 images are forgotten and 40,500 retained, in batches of 128."""
+    rows = ["random_label", "lethevit", "coun", "boundary_shrink"]
+    suite = load_suite("lethevit-cifar10", only=rows)
+    lines = {line.row: line for line in estimates(suite)}
+    assert lines["random_label"].steps == 3 * 352, "one shuffled pass over both"
+    assert lines["random_label"].positions == lines["coun"].positions, "one batch a step"
+    assert lines["lethevit"].steps == pytest.approx(2 * 36 + 8 * 317, rel=0.1)
+    assert (lines["coun"].steps, lines["boundary_shrink"].steps) == (5 * 317, 10 * 36)
+
+
 def test_evaluations_in_training_take_their_time():
     """Of 62 steps, 12 an epoch; the last step is followed by one in any case."""
 

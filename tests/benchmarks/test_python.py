@@ -137,6 +137,18 @@ def test_what_a_method_froze_can_be_trained_by_the_next_one():
     assert all(parameter.requires_grad for parameter in result.model.parameters())
 
 
+def test_no_goal_is_made_up_for_some_images_of_a_class_that_stays():
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+    data = TensorDataset(torch.randn(30, 3, 2, 2), torch.arange(30) % 3)
+    forgotten, retained, unseen = (Subset(data, range(k, k + 10)) for k in (0, 10, 20))
+    given = {"params": {"steps": 1}, "anyway": True}
+    alone = forget(net, forgotten, retained, "gd", **given).statement["verdict"]
+    assert alone["word"] == "cannot tell" and "(goal unknown; give it" in alone["line"]
+    beside = forget(net, forgotten, retained, "gd", test=unseen, **given)
+    goal = f"(goal {beside.before['test']['accuracy']:.4g} %)"
+    assert goal in beside.statement["verdict"]["line"]
+
+
 def test_a_module_of_ones_own_needs_tensors(pictures, tmp_path):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
     data = TensorDataset(torch.randn(20, 3, 2, 2), torch.arange(20) % 3)

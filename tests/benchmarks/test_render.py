@@ -180,6 +180,7 @@ def test_compact_tables_of_many_columns_keep_those_of_the_average_gap(hand_made,
     board = make_leaderboard(*hand_made(tmp_path, TABLE, columns=columns))
     narrow = main_table(board).narrow
     assert narrow.heads == ["method", "FA →", "RA →", "TA →", "MIA →", "AG4 ↓"]
+    assert "means alone" in narrow.explanation
     assert all(len(row) == len(narrow.heads) for row in narrow.rows)
     assert "TA_f →" in main_table(board).heads
 

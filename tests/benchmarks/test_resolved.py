@@ -281,6 +281,13 @@ def test_what_the_tables_hid_is_printed():
     assert {line[0]: line[1] for line in further_table(load_suite("digits-class"))}["gd"] == ""
 
 
+def test_nothing_is_printed_of_what_no_row_has(cli):
+    """Images have no tokens, and the rows of this suite no setting in common."""
+    shown = cli("show", "lethevit-cifar10", "--resolved").out
+    assert "contrast_epochs 2" in shown and "average" in shown
+    assert not [words for words in ("tokens of", "compat", "all trained rows") if words in shown]
+
+
 MUSE_EPOCH = {"news": 102, "books": 139}
 """Steps of an epoch in the authors' checkpoints."""
 MUSE_CHECKPOINTS = {

@@ -12,10 +12,11 @@ from safetensors.numpy import load_file
 
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.pipeline import schedule
-from stable_forgetting.benchmarks.pipeline.context import StageContext
+from stable_forgetting.benchmarks.pipeline.context import StageContext, require_learnt
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import run_stage
 from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.base.errors import GateError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.protocol.benchmark import Runtime
@@ -269,6 +270,8 @@ def test_a_weak_original_ends_a_run_before_any_retrain_is_trained(
     assert before == sorted(each.name for each in (tmp_path / "store/stages").iterdir())
     assert cli(*given, "--only", "original", "--set", gate).code == 0, "nothing is unlearned"
     cli.ok(*given)
+    with pytest.raises(GateError, match=r"reaches 98\.9 % .* below minimum_train_accuracy 99;"):
+        require_learnt(Mock(), {"status": "ok", "train_accuracy": 98.98}, 99)
 
 
 def test_a_failing_row_leaves_the_others_alone(copied, cli, tmp_path, tiny_suite, nothing_half):

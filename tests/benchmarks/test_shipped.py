@@ -53,6 +53,10 @@ def test_reports_are_shown_where_the_store_is_empty(tmp_path, cli, one_line_erro
         line = one_line_error(cli(*asked, *store))
         assert "no records of " in line and f"run: unlearn run {' '.join(asked[1:])} --st" in line
     assert not (tmp_path / "none").exists()
+    changed = tmp_path / "none/suites/authors+1a2b3c/records.jsonl"
+    changed.parent.mkdir(parents=True)
+    changed.touch()
+    assert "(but of authors+1a2b3c); run" in one_line_error(cli("attack", "authors", *store))
 
 
 @pytest.mark.parametrize(

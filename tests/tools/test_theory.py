@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.common.measure.ceiling import cross_entropy_ceilings
-from stable_forgetting.vision.models.last import last_layers
+from stable_forgetting.vision.models.family import last_layers
 from tools.theory import __main__ as cli
 from tools.theory import mlp, vit, width
 from tools.theory.__main__ import Run

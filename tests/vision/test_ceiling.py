@@ -7,7 +7,7 @@ import timm
 import torch
 
 from stable_forgetting.common.protocol.probe import make_probe
-from stable_forgetting.vision.models.last import last_layers
+from stable_forgetting.vision.models.family import last_layers
 
 
 def measured(model):

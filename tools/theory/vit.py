@@ -29,7 +29,7 @@ from stable_forgetting.common.measure.ceiling import cross_entropy_ceilings
 from stable_forgetting.common.train.telemetry import first_nonfinite
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
-from stable_forgetting.vision.models.last import last_layers
+from stable_forgetting.vision.models.family import last_layers
 from tools.theory.mlp import Labelled, batches_of, load_data, optimizer_of, trained
 
 ENDS = ("frozen", "trained")

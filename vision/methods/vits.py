@@ -24,8 +24,7 @@ class LetheViT(UnlearningMethod):
 
     Formula: phase 1, ``contrast_epochs`` over D_f, with the frozen Original o and cosine similarity
     of logits: x_m is x with its ``masked`` share (rounded up) of most attended patches set to raw
-    0;
-    minimise ``-log(e^{s+/tau} / (e^{s+/tau} + e^{s-/tau}))``, s+ = cos(f(x), o(x_m)),
+    0; minimise ``-log(e^{s+/tau} / (e^{s+/tau} + e^{s-/tau}))``, s+ = cos(f(x), o(x_m)),
     s- = cos(f(x), o(x)).  Phase 2, ``epochs`` over D_r: CE.
     Attention: the class token's row in o's last block, mean over heads; with mean pooling, the mean
     row.  ``block``, the loss on logits, tau and lr are our reading of abstract and reviews, not the
@@ -49,8 +48,8 @@ class LetheViT(UnlearningMethod):
 
         Attributes:
             contrast_epochs: Passes over the forget set in phase 1; 2, the paper's.
-            contrast_lr: Learning rate of phase 1; 1e-3 is ours, to be swept.
-            temperature: Divides cosine similarities of logits; .5 is ours, to be swept.
+            contrast_lr: Learning rate of phase 1.
+            temperature: Divides cosine similarities of logits.
             masked: Share of the patches that are masked, rounded up; .05, the paper's.
             mask: Whether the most attended patches are masked (the default) or random ones.
             block: Whose attention chooses; -1, the last one.

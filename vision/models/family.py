@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.protocol.family import ModelFamily
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from stable_forgetting.common.measure.ceiling import LastLayers
 
 _PARTS = {"mlp": "mlp", "conv_pw": "mlp", "conv_pwl": "mlp", "attn": "attention"}
+BETWEEN = ("attn_pool", "head_dist", "aux_head")
+"""What some transformers of timm have between norm and head, or add to its logits."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,30 @@ class ImageClassifiers(ModelFamily):
 
     def last_layers(self, model: nn.Module) -> LastLayers | None:
         """The LayerNorm and the head of a transformer."""
-        from stable_forgetting.vision.models.last import last_layers
-
         return last_layers(model)
+
+
+def last_layers(model: nn.Module) -> LastLayers | None:
+    """The LayerNorm and the head of a timm transformer; None if it does not end in these.
+
+    A mean over patches lies in the ball that their sphere bounds, so the pooling does not matter.
+    """
+    import torch
+    from torch import nn
+
+    from stable_forgetting.common.measure.ceiling import LastLayers
+
+    network: Any = model
+    if any(getattr(network, name, None) is not None for name in BETWEEN):
+        return None
+    head = getattr(network, "head", None)
+    head = getattr(head, "fc", head)  # timm's heads with a pooling of their own
+    own = getattr(network, "fc_norm", None)
+    norm = own if isinstance(own, nn.LayerNorm) else getattr(network, "norm", None)
+    if not (isinstance(norm, nn.LayerNorm) and isinstance(head, nn.Linear)):
+        return None
+    gain, shift = norm.weight, norm.bias
+    if gain is None or head.in_features != norm.normalized_shape[-1]:
+        return None
+    bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
+    return LastLayers(gain, torch.zeros_like(gain) if shift is None else shift, head.weight, bias)
