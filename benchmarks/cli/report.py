@@ -102,8 +102,10 @@ def report(
         chosen = main_table(given, split_names(columns, "--columns"), _named(names), bold=bold)
         sys.stdout.write(WRITERS[format_](chosen))
     elif watch or board:
-        if suite is None:
-            raise ConfigError("report --watch and --board: give a suite, not a file of records")
+        if suite is None or format_ != "table":
+            raise ConfigError(
+                "report --watch and --board: give a suite, and neither --records nor --format"
+            )
         resolved = selection.suite(suite, store)
         _watch(resolved, store, port) if watch else _board(resolved, command, store, port)
     elif records is not None:
@@ -124,9 +126,10 @@ def _of_records(file: Path, selection: Selection) -> Leaderboard:
 def _named(text: str | None) -> dict[str, str]:
     """Label -> name of ``gd=GD,gd_sine=Sine``."""
     pairs = [item.partition("=") for item in split_names(text, "--names")]
-    if not all(label and name for label, _, name in pairs):
-        raise ConfigError(f"--names {text}: write LABEL=NAME, several by commas")
-    return {label.strip(): name.strip() for label, _, name in pairs}
+    named = {label.strip(): name.strip() for label, _, name in pairs}
+    if len(named) < len(pairs) or not all(label and name for label, name in named.items()):
+        raise ConfigError(f"--names {text}: write LABEL=NAME, each label once, several by commas")
+    return named
 
 
 def _sections(suite: ResolvedSuite, command: str, store: Path) -> list[Section]:

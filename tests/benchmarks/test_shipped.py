@@ -126,6 +126,7 @@ def test_a_papers_table_has_chosen_columns_names_and_the_best_bold(cli, tmp_path
         (("tex", "--main", "--columns", "AG5"), "no column 'ag5'; did you mean 'ag4'?"),
         (("tex", "--main", "--names", "gd_sin=x"), "no row 'gd_sin'; did you mean"),
         (("tex", "--main", "--names", "gd"), "write LABEL=NAME"),
+        (("tex", "--main", "--names", "gd=A,gd=B"), "each label once"),
         (("table", "--main"), "--format tex or md"),
         (("tex", "--bold"), "--main and its options"),
     ]:

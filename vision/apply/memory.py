@@ -227,7 +227,7 @@ class LabelledTensors(DatasetSource):
 
 
 def width_of(
-    model: nn.Module, image: torch.Tensor, where: str, mend: str = "give images of its size"
+    model: nn.Module, image: torch.Tensor, where: str, mend: str = "give images as it takes them"
 ) -> int:
     """Width of the logits that a model gives for an image.
 
