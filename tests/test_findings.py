@@ -912,6 +912,8 @@ def test_shares_by_number_of_steps_are_as_said():
     wide = [row for row in long if row["width"] in ("384", "768")]
     sgd = {(row["width"], row["depth"]) for row in wide if row["optimizer"] == "sgd"}
     assert len(wide) == 18 and sgd == {("384", "2"), ("768", "2")}
+    deep = {row["width"] for row in long if (row["optimizer"], row["depth"]) == ("sgd", "12")}
+    assert deep == {"64", "192"} and "(with SGD and twelve blocks up to width 192)" in said
     widest = [row for row in wide if row["optimizer"] == "sgd" and row["width"] == "768"]
     assert {(row["model"], row["adapter"]) for row in widest} == {
         ("vit", "sine"),
