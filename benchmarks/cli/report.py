@@ -103,9 +103,7 @@ def report(
         sys.stdout.write(WRITERS[format_](chosen))
     elif watch or board:
         if suite is None or format_ != "table":
-            raise ConfigError(
-                "report --watch and --board: give a suite, and neither --records nor --format"
-            )
+            raise ConfigError("report --watch and --board: give a suite alone, no --format")
         resolved = selection.suite(suite, store)
         _watch(resolved, store, port) if watch else _board(resolved, command, store, port)
     elif records is not None:

@@ -271,7 +271,7 @@ COMMANDS = [
     ("check", "give a method's name, or --all"),
     ("check gd_sin", "did you mean 'gd_sine'"),
     ("show --plugin nowhere.py", "nowhere.py: no such file"),
-    ("report {good} --watch --format md", "and neither --records nor --format"),
+    ("report {good} --watch --format md", "give a suite alone, no --format"),
     ("verify tofu-logs", "--data-root"),
     ("verify cifar", "tofu-logs"),
     ("verify tofu-logs --format csv", "only paper has it"),
