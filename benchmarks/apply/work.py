@@ -38,8 +38,8 @@ def check_application(application: Application, configs: Mapping[str, Strict]) -
             raise ConfigError(f"attacks: '{audit}' is not known; choose {', '.join(AUDITS)}")
     if len(application.methods) > 1 and application.retain is None:
         raise ConfigError(
-            "several methods are chosen among on a part of the retained samples; give --retain, "
-            "or one method"
+            "several methods are chosen among on a part of the retained samples; give --retain "
+            "(retain=), or one method"
         )
 
 
@@ -70,7 +70,7 @@ def _check_access(name: str, config: Strict, application: Application) -> None:
             "that changes a given model"
         )
     if "retain" in access and application.retain is None:
-        raise ConfigError(f"method '{name}' reads retain data; give --retain")
+        raise ConfigError(f"method '{name}' reads retain data; give --retain (retain=)")
 
 
 def check_applicable(application: Application, benchmark: GivenBenchmark) -> None:

@@ -76,13 +76,14 @@ def table(
 ) -> Table:
     """A table from plain heads: a column of labels, then numbers, or words throughout.
 
-    A plain head that :mod:`benchmarks.report.columns` knows is explained; ``more`` are the further
-    attributes of the table.
+    A plain head over numbers that :mod:`benchmarks.report.columns` knows is explained; ``more`` are
+    the further attributes of the table.
     """
+    docs: Mapping[str, str] = {} if words else DOCS
     columns = []
     for index, head in enumerate(heads):
         kind: Kind = "words" if words else "number" if index else "label"
-        columns.append(Column(head, kind, DOCS.get(head, "")) if isinstance(head, str) else head)
+        columns.append(Column(head, kind, docs.get(head, "")) if isinstance(head, str) else head)
     return Table(tuple(columns), tuple(tuple(row) for row in rows), **more)
 
 

@@ -89,7 +89,7 @@ class Probe(ABC):
                 return each
         raise DataError(
             f"{self.name}.{row}: there is no {path} (nor {path.name}.gz); give the folder that"
-            f" holds {self.files[row]} as --data-root{self.otherwise}"
+            f" holds {self.files[row]} as --data-root (data_root=){self.otherwise}"
         )
 
     def require(self, data_root: Path | None) -> None:

@@ -100,7 +100,7 @@ def provider_of(config: Any, data_root: Path | None) -> tuple[ReadSplit, str]:
     if config.source == "folder":
         raise DataError(
             f"muse: no muse/{config.corpus} in {data_root or 'any folder'}; give --data-root DIR"
-            f" with muse/{config.corpus}/knowmem, verbmem, privleak and raw"
+            f" (data_root=) with muse/{config.corpus}/knowmem, verbmem, privleak and raw"
         )
     revision = config.revision or REVISIONS[config.corpus]
     return lambda name, split: _read_hub(repository, revision, name, split), repository
@@ -120,7 +120,7 @@ def _values(path: Path | None) -> list[Any] | None:
 
 def _read_hub(repository: str, revision: str, name: str, split: str) -> list[Any]:
     what = f"muse: {repository} {name}/{split}"
-    instead = "give --data-root DIR with muse/news or muse/books"
+    instead = "give --data-root DIR (data_root=) with muse/news or muse/books"
     return [*hub_rows(repository, name, split, what=what, instead=instead, revision=revision)]
 
 

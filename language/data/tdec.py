@@ -76,9 +76,9 @@ SHORT = 40
 """Tokens of a rehearsal's texts."""
 
 PIECES = ("preprefix", "prefix", "suffix")
-WHERE = (
-    "github.com/joeljang/knowledge-unlearning has the sets (data/main) and pile.csv and"
-    " wikitext.csv (validation_data)"
+GET = (
+    "download it (github.com/joeljang/knowledge-unlearning has the sets (data/main) and pile.csv"
+    " and wikitext.csv (validation_data)) and give --data-root (data_root=)"
 )
 _SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".json", ".json.gz")
 
@@ -206,7 +206,7 @@ def _sets(folder: Path, config: TdecData) -> list[list[str]]:
     else:
         paths = _matches(folder, config.forget)
     if not paths:
-        raise DataError(f"{place}: no such files; download them ({WHERE}) and give --data-root")
+        raise DataError(f"{place}: no such files; {GET}")
     return [_read(path)[: config.rows] for path in paths]
 
 
@@ -225,7 +225,7 @@ def _texts(folder: Path, path: str, config: TdecData) -> list[str]:
 def _read(path: Path) -> list[str]:
     """The column ``text`` of a file."""
     if not path.is_file():
-        raise DataError(f"{path}: no such file; download it ({WHERE}) and give --data-root")
+        raise DataError(f"{path}: no such file; {GET}")
     rows = read_rows(path)
     if not rows:
         raise DataError(f"{path}: has no rows; give one or more")

@@ -33,6 +33,7 @@ from stable_forgetting.language.data.readers import FIRST_READERS, TextDataConfi
 logger = logging.getLogger(__name__)
 
 REPOSITORY = "locuslab/TOFU"
+INSTEAD = "give --data-root DIR (data_root=) with tofu/*.jsonl"
 ROWS: Mapping[str, int] = {
     "full": 4000,
     "retain_perturbed": 400,
@@ -100,9 +101,7 @@ def _whole(config: TofuData, data_root: Path | None) -> Corpus:
     folder = _folder(data_root)
     if config.source == "folder" or (config.source == "auto" and folder is not None):
         if folder is None:
-            raise DataError(
-                f"tofu: no tofu/full.jsonl in {data_root}; give --data-root DIR with tofu/*.jsonl"
-            )
+            raise DataError(f"tofu: no tofu/full.jsonl in {data_root or 'any folder'}; {INSTEAD}")
         return _assemble(lambda name: _read_set(folder, name), str(folder), "tofu (local files)")
     return _assemble(_read_hub, REPOSITORY, f"{REPOSITORY} (hub)")
 
@@ -162,7 +161,7 @@ def _read_hub(name: str) -> list[Row] | None:
             name,
             "train",
             what=f"tofu: {REPOSITORY}",
-            instead="give --data-root DIR with tofu/*.jsonl",
+            instead=INSTEAD,
         )
     except DataError as error:
         if name not in OPTIONAL_ROWS:

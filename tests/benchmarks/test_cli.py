@@ -224,5 +224,6 @@ def test_show_counts_what_adapters_train(suite, shares, cli, monkeypatch):
     for share, row in shares.items():
         line = next(line for line in table.splitlines() if share in line)
         assert row in line and " 4 " in line
+    assert "place by the distance" not in table, "an adapter's rank is no place in a leaderboard"
     words = "".join(shown.out.split())
     assert ("thepaperprints1.6%" in words) == ("phi" in suite), "contrasted where it is claimed"

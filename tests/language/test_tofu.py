@@ -209,7 +209,7 @@ def test_the_hub_is_asked_where_there_is_no_folder(monkeypatch, tmp_path):
 
 
 def test_without_a_network_the_line_names_the_data_root(tmp_path):
-    with pytest.raises(DataError, match="give --data-root DIR with tofu") as caught:
+    with pytest.raises(DataError, match=r"give --data-root DIR \(data_root=\) with tofu") as caught:
         load_corpus(CONFIG, tmp_path)
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match=r"no tofu/full\.jsonl"):

@@ -75,8 +75,13 @@ def read(config: DataConfig, data_root: Path | None) -> RawData:
     logger.info("%s: %s", config.name, "; ".join(failures))
     raise DataError(
         f"{config.name}: {where}, and neither torchvision's archive nor the hub can be fetched;"
-        f" give --data-root DIR with {config.name}/train*.parquet, or run where there is a network"
+        f" {_instead(config.name)}"
     )
+
+
+def _instead(name: str) -> str:
+    files = f"{name}/train*.parquet"
+    return f"give --data-root DIR (data_root=) with {files}, or run where there is a network"
 
 
 # -- digits ---------------------------------------------------------------------------------------
@@ -128,7 +133,9 @@ def _parquet_files(data_root: Path, name: str, part: str) -> list[Path]:
 
 def _read_parquet(name: str, data_root: Path | None) -> RawData:
     if data_root is None:
-        raise DataError(f"{name}: source: parquet needs --data-root DIR with {name}/train*.parquet")
+        raise DataError(
+            f"{name}: source: parquet needs --data-root DIR (data_root=) with {name}/train*.parquet"
+        )
     pools, formats, names = {}, [], _numbers(name)
     for part in ("train", "test"):
         files = _parquet_files(data_root, name, part)
@@ -204,8 +211,7 @@ def _read_torchvision(name: str, data_root: Path | None) -> RawData:
         }
     except (OSError, RuntimeError, tarfile.TarError) as error:
         raise DataError(
-            f"{name}: torchvision cannot fetch it into {root} ({one_line(error)});"
-            f" give --data-root DIR with {name}/train*.parquet, or run where there is a network"
+            f"{name}: torchvision cannot fetch it into {root} ({one_line(error)}); {_instead(name)}"
         ) from None
     pools = {part: _array_pool(data.data, data.targets) for part, data in parts.items()}
     names = tuple(parts["train"].classes)
@@ -233,8 +239,7 @@ def _read_hub(name: str, data_root: Path | None) -> RawData:
         whole = whole.cast_column("img", datasets.Image(decode=False))
     except Exception as error:  # the hub client raises many unrelated types without a network
         raise DataError(
-            f"{name}: the hub cannot be reached ({one_line(error)});"
-            f" give --data-root DIR with {name}/train*.parquet"
+            f"{name}: the hub cannot be reached ({one_line(error)}); {_instead(name)}"
         ) from None
     names = tuple(whole["train"].features[label].names)
     pools = {}
@@ -283,7 +288,7 @@ _CIFAR_READERS = {
 def _read_folder(config: DataConfig, data_root: Path | None) -> RawData:
     assert config.folder is not None
     if data_root is None:
-        raise DataError("name: folder needs --data-root DIR, the folder above (Python: data_root)")
+        raise DataError("name: folder needs --data-root DIR (data_root=), the folder above")
     root = data_root / config.folder
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; give the right --data-root or data.folder")
