@@ -89,7 +89,7 @@ def training(task: UnlearnTask) -> Iterator[Outcome]:
     earlier = sum(result.earlier for result in task.results)  # before it was interrupted
     outcome.cost = {
         "seconds": round(earlier + time.perf_counter() - started, 3),
-        "steps": float(sum(result.steps for result in task.results)),
+        "steps": float(sum(result.steps for result in task.results) + (outcome.step or 0)),
         "peak_bytes": float(torch.cuda.max_memory_allocated(device)) if on_card else None,
     }
     for part in TRAIN_PARTS:

@@ -79,13 +79,14 @@ def test_every_column_of_an_audit_is_explained_and_in_the_document(filled):
     for name, columns in COLUMNS.items():
         assert f"| {name} | {AUDITS.entry(name).summary.replace('|', chr(92) + '|')} | " in text
         assert all(f"{head}: {doc}" in text for head, doc in columns.items())
+        heads = [head.format(n=8, part="test_forget", metric="MIA") for head in columns]
+        assert [column_doc(name, head) for head in heads] == [*columns.values()]
     planner = AuditPlanner(load_suite(str(filled.paths["class"])), StageStore(filled.store))
     free = {name: make_audit(name, {}, "test") for name in ("js", "disagreement", "ks", "c2st")}
     tables = AuditReport(planner.suite, planner.store, free, planner.report_plan(free)).tables()
     contents = [section.content for section in audit_sections(tables)]
     columns = [column for content in contents if content for column in content.columns[1:]]
     assert len(columns) > 6 and all(column.doc for column in columns)
-    assert column_doc("requantise", "int8 test_forget") and column_doc("sequential", "2: TA forget")
     assert column_doc("js", "a new one, of a plugin") == column_doc("mine", "forget") == ""
 
 

@@ -199,7 +199,8 @@ def test_a_second_run_executes_nothing(copied, cli, monkeypatch):
 def test_divergence_is_a_status(filled, results, label):
     record, folder, done = results[label, 1, 0]
     assert record.status == done["status"] == "diverged"
-    assert "diverged at step" in record.status_detail and done["step"] >= 1
+    assert "diverged at step" in record.status_detail
+    assert record.cost["steps"] == done["step"] >= 1
     assert record.metrics == {} and not (folder / "model.safetensors").exists()
     board = make_leaderboard(load_suite(str(filled.paths["class"])), StageStore(filled.store))
     row = next(row for row in board.rows if row.label == label)
