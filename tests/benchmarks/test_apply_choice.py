@@ -74,7 +74,10 @@ def test_the_choice_never_looks_at_test_images(request_, monkeypatch):  # noqa: 
     ("changes", "words"),
     [
         ({"method": "gd,ascent"}, "give its accuracy on unseen images as --goal"),
-        ({"method": "npo,ascent", "retain": None, "goal": 1.0}, r"retain \(retain=\), or one"),
+        (
+            {"method": "npo,ascent", "retain": None, "goal": 1.0},
+            r"give --retain \(retain=\), or one method",
+        ),
         ({"audits": ("probe",)}, "attacks: 'probe' is not known; choose relearn"),
         ({"method": "gd,nothing", "goal": 1.0}, "unknown method 'nothing'"),
     ],
