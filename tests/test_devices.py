@@ -16,7 +16,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 CASES = {
     "refused": "device_cases.py -k 'cuda or missing'",
-    "suites": "device_cases.py -k suite",
+    "suites": "device_cases.py -k 'suite or fisher_of_two'",
     "methods": "device_cases.py -k 'method_mixes and not vision and not language'",
     "image methods": "device_cases.py -k 'method_mixes and vision'",
     "text methods": "device_cases.py -k 'method_mixes and language'",
