@@ -24,6 +24,7 @@ from stable_forgetting.common.bounded.attach import (
     BoundedLinear,
     adapted_layers,
     attach,
+    clip_factors_,
     detach,
     factor_penalty,
     project_ball_,
@@ -150,6 +151,25 @@ def test_relu_trains_and_a_zero_start_would_not():
     layer.zero_grad()
     layer(x).square().sum().backward()
     assert layer.A.grad.norm() == 0 and layer.Bt.grad.norm() == 0
+
+
+@pytest.mark.parametrize("phi", ["sine", "tanh"])
+def test_small_arguments_make_the_bounded_adapter_lora_omega(tiny, phi):
+    """While max |argument| < 0.05 the bound changes dW by less than 0.05^2 / 2."""
+    models = {}
+    for name in (phi, "identity"):
+        model = tiny.net()
+        attach(model, MLP, AdapterConfig(rank=4, phi=name, omega=100.0), stream())
+        randomise(model, scale=0.005)
+        models[name] = model
+    pairs = zip(adapted_layers(models[phi]), adapted_layers(models["identity"]), strict=True)
+    for (_, layer), (_, lora) in pairs:
+        assert layer.arguments().abs().max() < 0.05
+        gap = (layer.delta() - lora.delta()).abs()
+        assert (gap <= 0.05**2 / 2 * lora.delta().abs() + 1e-9).all()
+        assert lora.delta().abs().max() > 1e-3
+    x = inputs()
+    torch.testing.assert_close(models[phi](x), models["identity"](x), rtol=1e-3, atol=1e-3)
 
 
 # The bound ---------------------------------------------------------------------------------------
@@ -604,6 +624,20 @@ def test_a_ball_certifies_no_relu():
         else:
             assert project_ball_(layer, 0.5) == 0.0
             AdaptedConfig(ball=0.5, adapter=AdapterConfig(phi=phi))
+
+
+def test_weight_clipping(tiny):
+    model = tiny.net()
+    attach(model, MLP, AdapterConfig(rank=2), stream())
+    randomise(model, scale=3.0)
+    before = {name: (la.A.clone(), la.Bt.clone()) for name, la in adapted_layers(model)}
+    head = model.head.weight.clone()
+    clip_factors_(model, 1.5)
+    for name, layer in adapted_layers(model):
+        assert torch.equal(layer.A, before[name][0].clamp(-1.5, 1.5))
+        assert torch.equal(layer.Bt, before[name][1].clamp(-1.5, 1.5))
+        assert layer.A.requires_grad and layer.A.abs().max() == 1.5
+    assert torch.equal(model.head.weight, head)
 
 
 def test_factor_penalty_and_its_gradient_are_the_dense_ones(tiny):

@@ -25,12 +25,15 @@ from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.finetuning import last_parameters
 from stable_forgetting.common.methods.tools.objectives import (
+    AlternatingAscent,
+    ToNeighbours,
     input_bounds,
     learn_noise,
 )
 from stable_forgetting.common.methods.tools.passes import (
     class_pass,
     mean_gradients,
+    one_pass,
     summed_gradients,
 )
 from stable_forgetting.common.methods.tools.streams import Interleaved, WithExtras
@@ -40,10 +43,9 @@ from stable_forgetting.common.methods.tools.weights import (
     reference_error,
     top_share,
 )
-from stable_forgetting.common.objectives.positions import sample_distillation
+from stable_forgetting.common.objectives.positions import sample_cross_entropy, sample_distillation
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.protocols import Telemetry
-from tests.common.train.trained import Sink
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "classifier_unlearners.json"
 OWN = (
@@ -295,6 +297,19 @@ def test_the_mask_is_the_top_share_by_one_sort(monkeypatch):
     assert bool(tied["a"].all()), "ties are kept"
 
 
+def test_saliency_is_the_gradient_over_the_forget_set(make, tiny, split):
+    _, task = make("salun", {}, dropout=0.3)
+    task.model.train()
+    found = summed_gradients(task, one_pass(task, "forget", batch_size=4))
+    assert task.model.training
+    batches = len(split.parts["forget"]) // 4
+    task.model.eval()
+    batch = task.source.fetch(torch.as_tensor(split.parts["forget"]))
+    cross_entropy(tiny.forward(task.model, batch), batch.labels).backward()
+    for name, parameter in task.model.named_parameters():
+        assert torch.allclose(found[name] / batches, parameter.grad, atol=1e-5), name
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_importances_of_low_precision_weights_are_added_up_in_float32(tiny, split, dtype):
     """A sum of 600 in bfloat16 stops at 256; in float16 squares of small gradients are 0."""
@@ -512,12 +527,18 @@ def test_neg_grad_plus_is_gradient_difference_rescaled(run):
 
 
 def test_the_l1_penalty_covers_everything_and_fades(make, trained):
-    a, sink = 1e-3, Sink()
-    method, task = make("l1_sparse", {"a": a, "lr": 1e-9, "epochs": 4}, tracker=sink)
+    logged = []
+
+    class Sink:
+        def scalars(self, step, values):
+            logged.append(values)
+
+    a = 1e-3
+    method, task = make("l1_sparse", {"a": a, "lr": 1e-9, "epochs": 4}, tracker=Sink())
     method.unlearn(task)
     norm = sum(float(value.abs().sum()) for value in trained.values())
-    assert len(sink.rows) == 4 * math.ceil(36 / 8)
-    for place, values in enumerate(sink.rows.values()):
+    assert len(logged) == 4 * math.ceil(36 / 8)
+    for place, values in enumerate(logged):
         epoch = place // math.ceil(36 / 8)
         assert values["loss/penalty"] == pytest.approx(a * (1 - epoch / 4) * norm, rel=1e-4)
 
@@ -691,6 +712,29 @@ def test_eu_k_starts_its_blocks_anew(run, tiny, trained):
 # -- boundaries -----------------------------------------------------------------------------------
 
 
+def test_neighbours_are_one_bounded_step_away(make, tiny, split):
+    _, task = make("boundary_shrink", {})
+    objective = ToNeighbours.of(task, 0.3)
+    batch = task.source.fetch(torch.as_tensor(split.parts["forget"]))
+    seen = []
+
+    def spying(given):
+        seen.append(given.inputs["x"].detach())
+        return tiny.forward(task.model.eval(), given)
+
+    spied = ToNeighbours(spying, objective.bounds, 0.3)
+    labels = spied.neighbours(batch)
+    low, high = objective.bounds["x"]
+    start, moved = seen
+    assert torch.equal(start, batch.inputs["x"]) and float(low) == float(start.min())
+    x = start.clone().requires_grad_()
+    cross_entropy(task.model(x), batch.labels).backward()
+    assert torch.equal(moved, (start + 0.3 * (high - low) * x.grad.sign()).clamp(low, high))
+    assert torch.equal(labels, task.model(moved).argmax(-1)) and bool(
+        (labels != batch.labels).any()
+    )
+
+
 def test_bounds_come_from_the_source_where_it_tells_them(make, tiny):
     source = tiny.Source(noise=NOISE)
     source.input_bounds, source.blank_inputs = {"x": (torch.tensor(-1.0), torch.tensor(2.0))}, {}
@@ -739,6 +783,26 @@ def test_turns_are_taken_batch_by_batch(tiny):
         order.append(turns.last_turn)
         assert (int(batch.indices.max()) < 8) == (turns.last_turn == 0)
     assert order == [0, 0, 1, 1, 2, 2] * 2
+
+
+def test_ascent_weighs_samples_and_fades(tiny, split):
+    source = tiny.Source(noise=NOISE)
+    forget = tiny.loader(source, split.parts["forget"], 12)
+    retain = tiny.loader(source, split.parts["retain"], 12)
+    turns = Interleaved([forget, retain])
+    objective = AlternatingAscent(turns, 8, alpha=2.0, lam=0.5)
+    model = tiny.net(3)
+    for place in range(8):
+        batch = turns.next()
+        terms = objective(lambda batch: tiny.forward(model, batch), {"turns": batch})
+        losses = sample_cross_entropy(tiny.forward(model, batch), batch.labels)
+        assert objective.forgetting == (place % 2 == 0)
+        if objective.forgetting:
+            weights = losses**-0.5 / (losses**-0.5).sum()
+            alpha = 2.0 * 0.5 * (1 + math.cos(math.pi * place / 8))
+            assert torch.isclose(terms.total, -alpha * (weights * losses).sum())
+        else:
+            assert torch.isclose(terms.total, losses.mean())
 
 
 def test_forget_steps_are_masked_and_retain_steps_are_not(run, tiny):

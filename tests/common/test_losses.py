@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from stable_forgetting.common.data.batch import IGNORE
 from stable_forgetting.common.objectives import positions as losses
+from stable_forgetting.common.objectives.positions import sample_cross_entropy
 from tests.common.made import values_of
 
 REFERENCE = {
@@ -31,6 +32,30 @@ def labels_of(n, size):
 
 
 # The inverted hinge ------------------------------------------------------------------------------
+
+
+def hinge_gradient(z, y):
+    """The paper's, term by term."""
+    p = z.softmax(-1)
+    expected = torch.zeros_like(z)
+    for n in range(len(z)):
+        others = [v for v in range(z.shape[-1]) if v != y[n]]
+        rival = max(others, key=lambda v: p[n, v])
+        own, best = p[n, y[n]], p[n, rival]
+        for v in others:
+            expected[n, v] = p[n, v] * (best - own)
+        expected[n, rival] = -best * (1 + own - best)
+        expected[n, y[n]] = own * (1 - own + best)
+    return expected
+
+
+@pytest.mark.parametrize("scale", [0.1, 2.0, 8.0])
+def test_gradient_of_the_inverted_hinge_is_the_papers(scale):
+    z, y = values_of(40, 7, scale=scale).requires_grad_(), labels_of(40, 7)
+    gradient = torch.autograd.grad(losses.inverted_hinge(z, y).sum(), z)[0]
+    torch.testing.assert_close(gradient, hinge_gradient(z.detach(), y), rtol=1e-10, atol=1e-12)
+    assert gradient.abs().max() <= 0.5
+    torch.testing.assert_close(gradient.sum(-1), torch.zeros(40, dtype=torch.float64))
 
 
 def test_the_rival_is_never_the_label_even_at_a_tie():
@@ -75,7 +100,23 @@ def test_lowered_moves_the_label_alone():
     torch.testing.assert_close(changed, expected)
 
 
+def test_towards_itself_without_the_label_has_gradient_p_minus_q():
+    z, y = values_of(5, 4).requires_grad_(), labels_of(5, 4)
+    target = losses.lowered(z.detach(), y, float("inf"))
+    gradient = torch.autograd.grad(losses.towards(z, target, y).sum(), z)[0]
+    torch.testing.assert_close(gradient, z.detach().softmax(-1) - target.softmax(-1))
+    assert torch.equal(target.softmax(-1).gather(-1, y[:, None]), torch.zeros(5, 1).double())
+
+
 # Likelihoods and preferences ---------------------------------------------------------------------
+
+
+def test_log_likelihood_sums_over_the_answer():
+    z, y = values_of(2, 3, 5), torch.tensor([[1, 2, IGNORE], [0, 4, 3]])
+    p = z.log_softmax(-1)
+    expected = [p[0, 0, 1] + p[0, 1, 2], p[1, 0, 0] + p[1, 1, 4] + p[1, 2, 3]]
+    torch.testing.assert_close(losses.log_likelihood(z, y), torch.stack(expected))
+    torch.testing.assert_close(losses.log_likelihood(z[:, 0], y[:, 0]), p[[0, 1], 0, y[:, 0]])
 
 
 @pytest.mark.parametrize("beta", [1e-4, 0.3, 4.5])
@@ -125,3 +166,9 @@ def test_averages_weigh_samples_or_tokens():
     classes = torch.tensor([0, 1])
     for over in ("samples", "tokens"):
         assert float(losses.average(values[:, 0], classes, over)) == pytest.approx(1.5)
+
+
+def test_sample_average_is_that_of_the_sample_losses():
+    z, y = values_of(2, 3, 5), torch.tensor([[1, 2, IGNORE], [0, 4, 3]])
+    mean = losses.average(losses.cross_entropy(z, y), y, "samples")
+    torch.testing.assert_close(mean, sample_cross_entropy(z, y).mean())

@@ -16,6 +16,7 @@ from stable_forgetting.common.bounded.attach import adapted_layers, detach, fact
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.methods.base import resolve_config, train_reference
+from stable_forgetting.common.methods.gradient import GradientConfig
 from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.store.hashed import read_metadata
 from stable_forgetting.common.train.config import FitConfig
@@ -227,6 +228,16 @@ def test_bad_params_are_one_line(name, params, preset, clue):
 
 
 # From config to engine ---------------------------------------------------------------------------
+
+
+def test_the_rate_is_divided_by_the_slope():
+    adapter = AdapterConfig(phi="sigmoid", omega=100.0)
+    config = GradientConfig(adapter=adapter, lr=0.5)
+    assert config.engine().lr == pytest.approx(0.5 / 25)
+    sgd = GradientConfig(adapter=adapter, lr=0.5, optimizer="sgd")
+    assert sgd.engine().lr == pytest.approx(0.5 / 25**2)
+    assert GradientConfig(adapter=adapter, lr=0.5, lr_scaling="none").engine().lr == 0.5
+    assert GradientConfig(lr=0.5).engine().lr == 0.5
 
 
 def test_two_rates_is_plain_sgd_of_rate_one():

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.objectives.objectives import (
     CrossEntropy,
+    ForgetRetain,
     gradient_difference,
     joint_logits,
 )
@@ -19,7 +20,15 @@ from stable_forgetting.common.objectives.positions import (
     sample_cross_entropy,
     unlikelihood,
 )
+from stable_forgetting.common.objectives.terms import pushed_away
 from tests.common.made import stream
+
+
+def sample_unlikelihood(logits, labels):
+    """(N,) the mean over the positions of a sample that count."""
+    counted = (labels != -100).sum(-1).clamp_min(1) if labels.ndim > 1 else 1
+    values = unlikelihood(logits, labels)
+    return (values.sum(-1) if labels.ndim > 1 else values) / counted
 
 
 def random_logits(*shape, scale=3.0, dtype=torch.float32, seed=0):
@@ -51,7 +60,7 @@ class Counting:
 def test_unlikelihood_is_stable(margin):
     """The margin alone decides: softplus(m), slope sigmoid(m); never inf, never NaN."""
     logits = torch.tensor([[margin, 0.0]], requires_grad=True)
-    loss = unlikelihood(logits, torch.tensor([0]))
+    loss = sample_unlikelihood(logits, torch.tensor([0]))
     loss.sum().backward()
     expected = max(margin, 0.0) + math.log1p(math.exp(-abs(margin)))
     assert loss.item() == pytest.approx(expected, rel=1e-6, abs=1e-30)
@@ -64,26 +73,61 @@ def test_unlikelihood_is_the_textbook_formula_in_float64():
     logits, labels = random_logits(50, 7, dtype=torch.float64), torch.arange(50) % 7
     p = logits.softmax(-1).gather(1, labels[:, None])[:, 0]
     torch.testing.assert_close(
-        unlikelihood(logits, labels), -torch.log1p(-p), rtol=1e-8, atol=1e-12
+        sample_unlikelihood(logits, labels), -torch.log1p(-p), rtol=1e-8, atol=1e-12
     )
     textbook = (p / (1 - p)).log()
     torch.testing.assert_close(margins(logits, labels), textbook, rtol=1e-9, atol=1e-9)
 
 
+def test_unlikelihood_saturates_and_ascent_does_not():
+    """As p_y -> 0 the saturating gradient vanishes; ascent's tends to its largest."""
+    labels = torch.tensor([0])
+    norms = {"unlikelihood": [], "cross_entropy": []}
+    for margin in (0.0, -5.0, -15.0, -40.0):
+        for kind, values in norms.items():
+            logits = torch.tensor([[margin, 0.0]], requires_grad=True)
+            term = pushed_away(kind)(logits, Batch({}, labels, labels))
+            values.append(float(torch.autograd.grad(term, logits)[0].norm()))
+    falling, rising = norms["unlikelihood"], norms["cross_entropy"]
+    assert falling == sorted(falling, reverse=True) and falling[-1] < 1e-15
+    assert rising == sorted(rising) and rising[-1] == pytest.approx(math.sqrt(2), rel=1e-6)
+
+
+def test_both_forget_losses_log_the_cross_entropy():
+    logits, labels = random_logits(6, 4).requires_grad_(), torch.arange(6) % 4
+    expected = F.cross_entropy(logits.detach(), labels)
+    pushes = {}
+    for kind in ("cross_entropy", "unlikelihood"):
+        objective = ForgetRetain(pushed_away(kind))
+        value = objective(lambda _: logits, {"forget": Batch({"x": logits}, labels, labels)})
+        torch.testing.assert_close(value.parts["forget_loss"], expected)
+        assert not value.parts["forget_loss"].requires_grad and value.total.requires_grad
+        pushes[kind] = value.total.detach()
+    torch.testing.assert_close(pushes["cross_entropy"], -expected)
+    assert pushes["unlikelihood"] >= 0
+
+
 # Cross-entropy and sequences ---------------------------------------------------------------------
 
 
-def test_sequences_average_over_the_positions_that_count():
+@pytest.mark.parametrize("loss", [sample_cross_entropy, sample_unlikelihood])
+def test_sequences_average_over_the_positions_that_count(loss):
     logits = random_logits(3, 6, 5)
     labels = torch.arange(18).view(3, 6) % 5
     labels[0, 3:] = -100
     labels[1, :5] = -100
-    values = sample_cross_entropy(logits, labels)
+    values = loss(logits, labels)
     assert values.shape == (3,)
     for row in range(3):
         keep = labels[row] != -100
-        expected = F.cross_entropy(logits[row][keep], labels[row][keep])
+        expected = loss(logits[row][keep], labels[row][keep]).mean()
         torch.testing.assert_close(values[row], expected)
+
+
+def test_ignored_margins_are_zero():
+    values = margins(random_logits(2, 3, 4), torch.tensor([[-100, 1, 2], [3, -100, 0]]))
+    assert values[0, 0] == 0 and values[1, 1] == 0
+    assert torch.count_nonzero(values) == 4
 
 
 # Objectives --------------------------------------------------------------------------------------

@@ -35,6 +35,16 @@ def gradient(term, z, batch=None):
     return torch.autograd.grad(term(z, batch or batch_of()), z)[0]
 
 
+def test_npo_tends_to_ascent_on_the_sum_as_beta_vanishes():
+    z, reference = logits_of(), table([-4.0, 0.0, -9.0])
+    ascent = torch.autograd.grad(losses.log_likelihood(z, LABELS).mean(), z)[0]
+    gaps = [
+        float((gradient(terms.preference_against(reference, beta), z) - ascent).abs().max())
+        for beta in (1e-1, 1e-3, 1e-5)
+    ]
+    assert gaps[0] > gaps[1] > gaps[2] and gaps[2] < 1e-4
+
+
 def test_npo_starts_as_ascent_and_fades_as_the_answer_is_forgotten():
     z = logits_of()
     now = losses.log_likelihood(z, LABELS).detach()
@@ -51,6 +61,21 @@ def test_references_are_looked_up_by_index():
     assert found.tolist() == [10.0, 12.0]
     with pytest.raises(AssertionError):
         table([10.0, 11.0, 12.0])(Batch({}, LABELS, torch.tensor([3, 4])))
+
+
+def test_self_distillation_rests_where_the_label_is_lowered():
+    fixed = logits_of().detach()
+    there = losses.lowered(fixed, LABELS, 10.0).requires_grad_()
+    term = terms.self_distillation(lambda batch: fixed, 10.0)
+    assert gradient(term, there).abs().max() < 1e-12
+    assert gradient(term, fixed.clone().requires_grad_()).abs().max() > 0.05
+
+
+def test_ce_u_can_skip_the_first_positions():
+    z = logits_of()
+    whole, skipped = gradient(terms.without_the_label(), z), gradient(terms.without_the_label(1), z)
+    assert (skipped[:, 0] == 0).all() and (whole[:, 0] != 0).any()
+    torch.testing.assert_close(skipped[:, 1:] * 3 / 5, whole[:, 1:])
 
 
 # Putting them together ---------------------------------------------------------------------------

@@ -79,6 +79,13 @@ def test_a_truth_ratio_is_geometric_mean_of_wrong_over_right(style):
     assert options[0] == pytest.approx(0.5 / (0.5 + 0.1 + 0.4), rel=1e-9)
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_the_aggregates_bend_where_they_should(style):
+    given = columns([2.0, 1.0], [[1.0], [1.0]])  # wrong is likelier; equally likely
+    assert tofu.closeness(given, style) == pytest.approx([math.exp(-1), 1.0], rel=1e-8)
+    assert tofu.preference(given, style) == pytest.approx([0.0, 0.0], abs=1e-8)
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "peer"), [(25.0, 24.8, 0.149), (30.0, 30.0, 0.00093), (60.0, 58.0, 6.5e-16)]
 )

@@ -9,6 +9,7 @@ from stable_forgetting.common.audits import pairs
 from stable_forgetting.common.audits.base import NotApplicable, wanted_parts
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.data.parts import PARTS, Part, Role, utility_parts
+from stable_forgetting.common.measure.scores import auc
 
 
 def softmax(x):
@@ -125,6 +126,10 @@ def test_cmia_sees_a_model_that_avoids_the_neighbour(make_scores):
     assert found.value > 99 and found.low > 90
     assert 50 <= floor.value < 70 and floor.low < 60
     assert pairs.NeighbourClass().compare(r, r, seed=0)["forget"].value == 50
+
+
+def test_auc_counts_ties_half():
+    assert auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(87.5)
 
 
 @pytest.mark.parametrize("audit", [pairs.RetainedKL, pairs.NeighbourClass])
